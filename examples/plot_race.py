@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import AHEAD, BEHIND
+from rheoscope.learn.contrasts import AHEAD, BEHIND
 from rheoscope.learn.entrants import BASELINE, parse_penalties, penalty_sweeps
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
 from rheoscope.report.style import ACCENT, INK, MUTED, figure_style, new_figure

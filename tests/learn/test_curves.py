@@ -7,20 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from rheoscope.learn.curves import (
-    AHEAD,
-    BEHIND,
-    UNDECIDED,
-    Curves,
-    best_curves,
-    compare_entrants,
-    median_and_interval,
-    paired_difference,
-    t_test_p_value,
-    tokens_ratio,
-    tokens_to_target,
-    verdicts,
-)
+from rheoscope.learn.comparison import compare_entrants, target_tokens_of
+from rheoscope.learn.contrasts import AHEAD, BEHIND, UNDECIDED, paired_difference, t_test_p_value, verdicts
+from rheoscope.learn.curves import Curves, best_curves
+from rheoscope.learn.target_tokens import tokens_ratio
 from rheoscope.shapes import RheoscopeError
 from rheoscope.statistics.intervals import median_interval, student_interval
 from rheoscope.statistics.nulls import holm_p_values, sign_test_p_values
@@ -114,11 +104,7 @@ def test_verdicts_of_a_comparison() -> None:
     comparison = compare_entrants(all_curves)
     assert [row.verdict for row in comparison.rows] == ["", BEHIND, UNDECIDED, AHEAD]
     assert [float(row.difference.mean) for row in comparison.rows[1:]] == pytest.approx([0.1, 0, -0.05], abs=0.002)
-    assert (
-        median_and_interval(comparison.rows[3].tokens_ratio)[0]
-        < 1
-        < median_and_interval(comparison.rows[1].tokens_ratio)[0]
-    )
+    assert comparison.rows[3].tokens_ratio.median < 1 < comparison.rows[1].tokens_ratio.median
 
 
 def test_identical_runs_are_unclear() -> None:
@@ -190,23 +176,27 @@ def test_a_single_seed_is_unclear() -> None:
 
 
 def test_tokens_to_a_target_are_interpolated_linearly() -> None:
-    tokens = tokens_to_target(4.0, curves("untied", torch.tensor([3.0, 1.0, 4.5, float("nan")])))
+    tokens = target_tokens_of(4.0, curves("untied", torch.tensor([3.0, 1.0, 4.5, float("nan")])))
     assert tokens.tolist() == pytest.approx([2000, 1000, math.inf, math.inf])
 
 
 def test_a_run_that_starts_at_the_target_needs_no_tokens() -> None:
-    assert tokens_to_target(5.0, curves("untied", torch.tensor([3.0]))).tolist() == [0.0]
+    assert target_tokens_of(5.0, curves("untied", torch.tensor([3.0]))).tolist() == [0.0]
 
 
-def test_medians_count_runs_that_never_reach_the_target() -> None:
-    x = torch.tensor([0.5, 0.6, 0.7, 0.8, math.inf, math.inf, math.nan], dtype=torch.float64)
-    assert median_and_interval(x) == pytest.approx((0.75, 0.5 + 0.1 * 0.357, math.inf), abs=1e-4)
-    assert median_and_interval(torch.tensor([math.inf, math.inf, 1.0]))[0] == math.inf
-    assert tokens_ratio(torch.tensor([2.0, math.inf, 2.0]), torch.tensor([4.0, 4.0, math.inf])).isnan().tolist() == [
-        False,
-        False,
-        True,
-    ]
+def test_runs_that_never_reach_the_target_are_censored() -> None:
+    never = math.inf
+    entrant = torch.tensor([50.0, 60.0, 70.0, 80.0, never, never], dtype=torch.float64)
+    ratio = tokens_ratio(entrant, torch.full((6,), 80.0, dtype=torch.float64), 100.0)
+    assert ratio.median == pytest.approx((70 + 80) / 2 / 80)
+    assert ratio.low == pytest.approx((50 + 3.57) / 80, abs=1e-3)
+    assert ratio.high == never
+    assert tokens_ratio(entrant[[3, 4, 5]], torch.tensor([80.0, 80.0, 80.0]), 100.0).median == never
+    baseline_never = torch.tensor([80.0, never, never, never, 80.0, never], dtype=torch.float64)
+    ratio = tokens_ratio(entrant, baseline_never, 100.0)
+    assert math.isnan(ratio.median)  # the pairs (60, never), (70, never), (80, never) and (never, never) leave it open
+    assert (ratio.low, ratio.high) == (0.0, never)
+    assert math.isnan(tokens_ratio(torch.zeros(2), torch.zeros(2), 100.0).median)
 
 
 # Tests and intervals

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from rheoscope.learn import race_files, race_tables
-from rheoscope.learn.curves import compare_entrants
-from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.comparison import compare_entrants
+from rheoscope.learn.entrants import ENTRANTS, entrant_config, n_parameters
 from rheoscope.learn.race_page import build_page, race_picture
 from rheoscope.learn.race_report import make_job, run_race_job, show_entrants, show_report
 from rheoscope.learn.race_result import FIELDS, comparison_dataset, median_speeds, race_result
 from rheoscope.picture.picture import Line, Shape
 from rheoscope.shapes import RheoscopeError
+from tests.learn.cases import LENGTH, config
 from tests.learn.test_curves import curves
 
 TEXT = " ".join(("the cat sat on the mat", "a dog ran over hills")[i * i % 5 % 2] for i in range(300))
@@ -190,7 +191,8 @@ def test_a_report_of_a_missing_race_is_an_error(tmp_path: Path) -> None:
 
 
 def race_settings(**settings: Any) -> dict[str, Any]:
-    return {"recipe": {"steps": 40}, "data": "by hand", "first_seed": 0, "chosen": {}} | settings
+    recipe = {"steps": 40, "config": vars(config()), "context": LENGTH}
+    return {"recipe": recipe, "data": "by hand", "first_seed": 0, "chosen": {}} | settings
 
 
 def example_result() -> Any:
@@ -238,8 +240,8 @@ def test_the_table_shows_the_result() -> None:
     assert rows[2][6] == "behind"
     assert rows[2][3].startswith("+0.20")
     assert rows[2][7] == "never"
-    assert rows[2][9] == "0 of 6"
-    assert rows[3][10] == "1"
+    assert rows[2][10] == "0 of 6"
+    assert rows[3][11] == "1"
     assert all(cell.definition for cell in table.header[1:])
 
 
@@ -278,24 +280,37 @@ def test_with_halves_the_numbers_are_those_of_the_judged_seeds() -> None:
     assert "chosen on" not in race_tables.table_note(result)  # there is no choice with one rate
 
 
-def test_entrants_at_another_rate_or_an_end_of_the_grid_are_named() -> None:
+def test_entrants_at_an_end_of_the_grid_or_different_only_at_their_own_rate_are_named() -> None:
     final_losses, grid = torch.linspace(3.0, 3.3, 4, dtype=torch.float64), (1e-3, 2e-3, 4e-3)
-    best_rate_by_entrant = {"untied": 2e-3, "sink": 2e-3, "tied": 4e-3}
+    noise = 1e-3 * torch.tensor([1.0, -1.0, 2.0, -2.0])
+    offsets = {  # to the baseline's best losses, at each rate
+        "untied": (1.0, 0.0, 1.0),
+        "sink": (1.0, -0.5, 1.0),
+        "gated": (1.0, -0.3, -0.5),
+        "tied": (1.0, 1.0, -0.5),
+    }
     all_curves = [
-        curves(name, final_losses + (rate != best_rate), rate)
-        for name, best_rate in best_rate_by_entrant.items()
-        for rate in grid
+        curves(name, final_losses + offset + number * noise.roll(index), rate)
+        for number, (name, row) in enumerate(offsets.items())
+        for index, (rate, offset) in enumerate(zip(grid, row, strict=True))
     ]
-    note = race_tables.table_note(
-        comparison_dataset(compare_entrants(all_curves), race_settings(rates=list(grid), seeds=4))
-    )
-    assert "Best at an end of the grid, so a wider grid may help: tied." in note
-    assert "At another rate than the baseline, so the rate may explain the difference: tied." in note
-    note_at_one_rate = race_tables.table_note(
-        comparison_dataset(compare_entrants(all_curves[:6]), race_settings(rates=list(grid), seeds=4))
-    )
+    best_rates = {"untied": 2e-3, "sink": 2e-3, "gated": 4e-3, "tied": 4e-3}
+    settings = race_settings(rates=list(grid), seeds=4)
+    note = race_tables.table_note(comparison_dataset(compare_entrants(all_curves, judged_rates=best_rates), settings))
+    assert "Best at an end of the grid, so a wider grid may help: gated, tied." in note
+    assert "Different only at its own rate, so the rate may explain the difference: tied." in note
+    assert "p is corrected for 5 contrasts with the baseline (Holm)." in note
+    note_at_one_rate = race_tables.table_note(comparison_dataset(compare_entrants(all_curves[:6]), settings))
     assert "end of the grid" not in note_at_one_rate
-    assert "another rate" not in note_at_one_rate
+    assert "only at its own rate" not in note_at_one_rate
+
+
+def test_every_table_states_the_tokens_per_parameter() -> None:
+    result = example_result()
+    expected = f"{4000 / n_parameters(entrant_config('untied', config())):.2f}".removeprefix("0")
+    for table in race_tables.report_tables(result, {"untied": 100.0}):
+        column = [cell.text for cell in table.header].index("tokens/parameter")
+        assert table.rows[0][column].text.removeprefix("0") == expected
 
 
 def test_rates_are_plotted_if_an_entrant_has_several() -> None:

@@ -11,7 +11,8 @@ ENTRANTS, RATE, EVALUATED_STEPS = ("untied", "tied"), 0.001, (0, 10, 20)
 def write_race(folder: Path, entrants: Sequence[str] = ENTRANTS, n_evaluations: int = 3, n_seeds: int = 4) -> Path:
     """A race over 20 steps, in which `entrants` have been evaluated `n_evaluations` times. The tied entrant is behind by .5."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"recipe": {"steps": 20}, "mechanisms": ENTRANTS, "rates": [RATE], "chosen": {}, "seeds": n_seeds}
+    recipe = {"steps": 20, "context": 8, "config": {"vocabulary": 20, "width": 16, "heads": 2}}
+    settings = {"recipe": recipe, "mechanisms": ENTRANTS, "rates": [RATE], "chosen": {}, "seeds": n_seeds}
     (folder / "race.json").write_text(json.dumps(settings | {"data": "by hand", "first_seed": 0}))
     for entrant in entrants:
         pack = folder / "packs" / f"{entrant}@{RATE!r}"

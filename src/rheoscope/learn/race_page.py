@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import (
-    AHEAD,
-    BEHIND,
-    Curves,
-    best_curves,
-    interpolate_target_tokens,
-    median_and_interval,
-    tokens_ratio,
-)
+from rheoscope.learn.contrasts import AHEAD, BEHIND
+from rheoscope.learn.curves import Curves, best_curves
 from rheoscope.learn.entrants import entrant_description, penalty_sweeps
 from rheoscope.learn.geometry_over_training import QUANTITIES
 from rheoscope.learn.race_tables import VERDICT_LABELS, report_tables
+from rheoscope.learn.target_tokens import interpolate_target_tokens, tokens_ratio
 from rheoscope.messages.message import Message
 from rheoscope.picture.field_panels import band_marks, field_title
 from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Mark, Panel, Picture, Shape
@@ -273,12 +267,11 @@ def common_target_ratios(result: "xarray.Dataset", indices: Sequence[int]) -> tu
     loss, tokens = torch.as_tensor(result.loss.values).double(), torch.as_tensor(result.tokens.values).double()
     target = float(loss[[0, *indices], :, -1].nan_to_num(-torch.inf).max())
     baseline_tokens = interpolate_target_tokens(target, tokens, loss[0])
-    return target, np.array(
-        [
-            median_and_interval(tokens_ratio(interpolate_target_tokens(target, tokens, loss[index]), baseline_tokens))
-            for index in indices
-        ]
-    ).T
+    ratios = [
+        tokens_ratio(interpolate_target_tokens(target, tokens, loss[index]), baseline_tokens, float(tokens[-1]))
+        for index in indices
+    ]
+    return target, np.array([(ratio.median, ratio.low, ratio.high) for ratio in ratios]).T
 
 
 def _mean_curve(x: np.ndarray, y: np.ndarray, name: str, index: int) -> list[Mark]:

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rheoscope.learn.curves import (
-    Comparison,
-    EntrantComparison,
-    compare_race,
-    mean_losses,
-    median_and_interval,
-    read_curves,
-)
-from rheoscope.learn.entrants import BASELINE
+from rheoscope.learn.comparison import Comparison, EntrantComparison, compare_race
+from rheoscope.learn.contrasts import Contrast
+from rheoscope.learn.curves import mean_losses, read_curves
+from rheoscope.learn.entrants import BASELINE, entrant_config, n_parameters
 from rheoscope.learn.race_files import (
     CURVES_FOLDER,
     is_race,
@@ -27,6 +22,7 @@ from rheoscope.learn.race_files import (
     read_speeds,
 )
 from rheoscope.learn.rate_curves import basin
+from rheoscope.models.config import Config
 from rheoscope.space.analysis import Field
 
 if TYPE_CHECKING:
@@ -59,10 +55,32 @@ FIELDS: dict[str, Field] = {
     "difference_at_baseline_rate_high": Field(
         ENTRANT_DIMS, "Upper end of the 95 % interval of the difference at the baseline's rate (Student's t).", "nats"
     ),
-    "basin_low": Field(ENTRANT_DIMS, "The lowest rate whose mean loss is within .02 nats of the entrant's best."),
-    "basin_high": Field(ENTRANT_DIMS, "The highest rate whose mean loss is within .02 nats of the entrant's best."),
-    "p_value": Field(ENTRANT_DIMS, "Two-sided p value of a paired t test, or of a sign test if a seed diverged."),
-    "p_holm": Field(ENTRANT_DIMS, "The p value after Holm's correction over entrants."),
+    "p_holm_at_baseline_rate": Field(
+        ENTRANT_DIMS,
+        "The p value of the difference at the baseline's rate, after Holm's correction over all contrasts.",
+    ),
+    "verdict_at_baseline_rate": Field(
+        ENTRANT_DIMS, "ahead, behind or unclear at the baseline's rate; empty if the entrant did not run at it."
+    ),
+    "basin_low": Field(
+        ENTRANT_DIMS,
+        "The lowest rate within .02 nats of the entrant's best, interpolated between the rates of the grid.",
+    ),
+    "basin_high": Field(
+        ENTRANT_DIMS,
+        "The highest rate within .02 nats of the entrant's best, interpolated between the rates of the grid.",
+    ),
+    "basin_width": Field(ENTRANT_DIMS, "The highest rate of the basin over its lowest; 1 is a single rate."),
+    "p_value": Field(
+        ENTRANT_DIMS,
+        "Two-sided p value of a paired t test, or of a sign test if a seed diverged. It allows for unlucky choices of rates.",
+    ),
+    "p_holm": Field(ENTRANT_DIMS, "The p value after Holm's correction over all contrasts with the baseline."),
+    "detectable": Field(
+        ENTRANT_DIMS,
+        "The true difference that a race with this spread and these seeds finds in 90 % of repetitions.",
+        "nats",
+    ),
     "verdict": Field(
         ENTRANT_DIMS, "ahead or behind if p_holm is at most 5 %, otherwise unclear (which does not mean equal)."
     ),
@@ -71,19 +89,29 @@ FIELDS: dict[str, Field] = {
         ("entrant", "judged"), "Tokens until a seed reaches the target loss; NaN if it never does.", "tokens"
     ),
     "tokens_ratio": Field(
-        ENTRANT_DIMS, "Tokens to the target over the baseline's, median over seeds; never counts as infinite."
+        ENTRANT_DIMS, "Tokens to the target over the baseline's, median over seeds; infinite if half never reach it."
     ),
     "tokens_ratio_low": Field(
-        ENTRANT_DIMS, "Lower end of the 95 % interval of the token ratio (order statistics; from 6 seeds on)."
+        ENTRANT_DIMS,
+        "Lower end of the 95 % interval of the token ratio, from 6 seeds on. Runs that never reach the target are censored.",
     ),
     "tokens_ratio_high": Field(
-        ENTRANT_DIMS, "Upper end of the 95 % interval of the token ratio (order statistics; from 6 seeds on)."
+        ENTRANT_DIMS,
+        "Upper end of the 95 % interval of the token ratio, from 6 seeds on. Runs that never reach the target are censored.",
     ),
     "flops_ratio": Field(ENTRANT_DIMS, "FLOPs to the target over the baseline's, median over seeds."),
     "flops_per_token": Field(ENTRANT_DIMS, "FLOPs per token in training, counted from matrix products."),
+    "parameters": Field(ENTRANT_DIMS, "The number of trainable parameters."),
+    "tokens_per_parameter": Field(ENTRANT_DIMS, "Tokens that one seed has read, over its trainable parameters."),
     "diverged": Field(ENTRANT_DIMS, "Number of seeds whose loss became infinite or NaN at the best rate."),
 }
 """All fields of the result."""
+SAME_RATE_FIELDS = (
+    "difference_at_baseline_rate",
+    "difference_at_baseline_rate_low",
+    "difference_at_baseline_rate_high",
+    "p_holm_at_baseline_rate",
+)
 
 
 def race_result(race_path: Path, target: float | None = None, halves: bool = False) -> "xarray.Dataset":
@@ -93,7 +121,7 @@ def race_result(race_path: Path, target: float | None = None, halves: bool = Fal
 
     **Laws** The result is a function of the logs alone. A race that was killed and resumed gives the same bytes.
 
-    **See also** `curves.compare_entrants` computes the statistics. `median_speeds` returns training speeds.
+    **See also** `comparison.compare_entrants` computes the statistics. `median_speeds` returns training speeds.
     """
     return comparison_dataset(compare_race(race_path, target, halves), *_settings_with_curves(race_path))
 
@@ -116,7 +144,11 @@ def comparison_dataset(
     rows, baseline, loss_by_rate = comparison.rows, comparison.rows[0], curve_losses or comparison.loss_by_rate
     judged_indices = [baseline.curves.seeds.index(seed) for seed in comparison.judged_seeds]
     row_values = [
-        {**_entrant_values(row, baseline, judged_indices), **_basin_values(row.curves.entrant, loss_by_rate)}
+        {
+            **_entrant_values(row, baseline, judged_indices),
+            **_basin_values(row.curves.entrant, loss_by_rate),
+            **_regime_values(row, settings["recipe"]),
+        }
         for row in rows
     ]
     numbers = {name: np.array([values[name] for values in row_values]) for name in row_values[0]}
@@ -147,6 +179,7 @@ def comparison_dataset(
         "target": comparison.target,
         "steps": last_step,
         "steps_planned": steps,
+        "contrasts": comparison.n_contrasts,
         "seeds": settings["seeds"],
         "rates_chosen_on": format_seeds(rate_seeds),
         "judged_on": format_seeds(comparison.judged_seeds),
@@ -175,24 +208,21 @@ def _entrant_values(
 ) -> dict[str, float | str | int]:
     """All values of an entrant that are a single number or word."""
     difference, final_losses = row.difference, row.curves.final_loss[judged_indices]
-    median_ratio, low, high = median_and_interval(row.tokens_ratio)
+    ratio, is_baseline = row.tokens_ratio, row is baseline
     flops_per_token, baseline_flops_per_token = (
         compared.curves.flops[-1] / max(compared.curves.tokens[-1], 1) for compared in (row, baseline)
     )
-    same_rate = row.difference_at_baseline_rate
     difference_values: dict[str, float] = {
-        name: torch.nan if row is baseline else float(value)
+        name: torch.nan if is_baseline else float(value)
         for name, value in (
             ("difference", difference.mean),
             ("difference_low", difference.low),
             ("difference_high", difference.high),
             ("bootstrap_low", difference.bootstrap_low),
             ("bootstrap_high", difference.bootstrap_high),
-            ("difference_at_baseline_rate", torch.nan if same_rate is None else same_rate.mean),
-            ("difference_at_baseline_rate_low", torch.nan if same_rate is None else same_rate.low),
-            ("difference_at_baseline_rate_high", torch.nan if same_rate is None else same_rate.high),
             ("p_value", difference.p),
-            ("p_holm", torch.tensor(row.p_holm)),
+            ("p_holm", row.p_holm),
+            ("detectable", row.detectable),
         )
     }
     return {
@@ -200,12 +230,13 @@ def _entrant_values(
         "final_loss": float(final_losses.nanmean()),
         "final_sd": _standard_deviation(final_losses),
         **difference_values,
+        **_same_rate_values(row.at_baseline_rate),
         "verdict": row.verdict,
         "reached": int(row.tokens_to_target.isfinite().sum()),
-        "tokens_ratio": median_ratio,
-        "tokens_ratio_low": low,
-        "tokens_ratio_high": high,
-        "flops_ratio": median_ratio * flops_per_token / baseline_flops_per_token
+        "tokens_ratio": ratio.median,
+        "tokens_ratio_low": torch.nan if is_baseline else ratio.low,
+        "tokens_ratio_high": torch.nan if is_baseline else ratio.high,
+        "flops_ratio": ratio.median * flops_per_token / baseline_flops_per_token
         if baseline_flops_per_token
         else torch.nan,
         "flops_per_token": flops_per_token,
@@ -213,9 +244,25 @@ def _entrant_values(
     }
 
 
+def _same_rate_values(contrast: Contrast | None) -> dict[str, float | str]:
+    """The contrast at the baseline's rate. The baseline itself has none."""
+    if contrast is None:
+        return dict.fromkeys(SAME_RATE_FIELDS, torch.nan) | {"verdict_at_baseline_rate": ""}
+    difference = contrast.difference
+    values = (float(difference.mean), float(difference.low), float(difference.high), contrast.p_holm)
+    return dict(zip(SAME_RATE_FIELDS, values, strict=True)) | {"verdict_at_baseline_rate": contrast.verdict}
+
+
 def _basin_values(entrant: str, loss_by_rate: dict[tuple[str, float], float]) -> dict[str, float]:
     low, high = basin({rate: loss for (name, rate), loss in loss_by_rate.items() if name == entrant})
-    return {"basin_low": low, "basin_high": high}
+    return {"basin_low": low, "basin_high": high, "basin_width": high / low}
+
+
+def _regime_values(row: EntrantComparison, recipe: dict[str, Any]) -> dict[str, float]:
+    """The size of an entrant, and the tokens that it has read per parameter."""
+    config = entrant_config(row.curves.entrant, Config.from_dict(recipe["config"]), recipe["context"])
+    parameters = n_parameters(config)
+    return {"parameters": parameters, "tokens_per_parameter": row.curves.tokens[-1] / parameters}
 
 
 def _standard_deviation(x: torch.Tensor) -> float:

@@ -1,10 +1,13 @@
 """The tables of a race: losses, differences, verdicts and training speeds per entrant."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rheoscope.learn.curves import AHEAD, BEHIND, SIGNIFICANCE_LEVEL, UNDECIDED
+import numpy as np
+
+from rheoscope.learn.contrasts import AHEAD, BEHIND, SIGNIFICANCE_LEVEL, UNDECIDED
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.race_result import FIELDS
+from rheoscope.learn.race_result import FIELDS, SAME_RATE_FIELDS
 from rheoscope.learn.rate_curves import BASIN_DEPTH
 from rheoscope.messages.message import Message, join, plural
 from rheoscope.messages.numbers import format_fixed, format_number
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 VERDICT_STYLES = {AHEAD: "green", BEHIND: "red"}
 VERDICT_LABELS = {AHEAD: Message("ahead"), BEHIND: Message("behind"), UNDECIDED: Message("unclear")}
+REGIME_LABEL = Message("tokens/parameter")
 COLUMNS = (
     (Message("entrant"), ""),
     (Message("rate"), "best_rate"),
@@ -26,6 +30,7 @@ COLUMNS = (
     (Message("verdict"), "verdict"),
     (Message("tokens"), "tokens_ratio"),
     (Message("FLOPs"), "flops_ratio"),
+    (REGIME_LABEL, "tokens_per_parameter"),
     (Message("reached"), "reached"),
     (Message("diverged"), "diverged"),
 )
@@ -73,20 +78,21 @@ def table_note(result: "xarray.Dataset") -> Message:
         str(name): float(rate) for name, rate in zip(result.entrant.values, result.best_rate.values, strict=True)
     }
     at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in _grid_ends(result, name)]
-    at_other_rate = [name for name, rate in rate_by_entrant.items() if rate != rate_by_entrant[BASELINE]]
+    at_other_rate = [name for name in rate_by_entrant if _may_be_due_to_rate(result.sel(entrant=name))]
     sentences: list[str] = [
         Message("Differences are paired by seed."),
         *_rate_choice(result),
         plural(
-            "p is corrected for {n} entrant (Holm).",
-            "p is corrected for {n} entrants (Holm).",
-            n=result.sizes["entrant"] - 1,
+            "p is corrected for {n} contrast with the baseline (Holm).",
+            "p is corrected for {n} contrasts with the baseline (Holm).",
+            n=result.attrs["contrasts"],
         ),
         Message(
             "Tokens and FLOPs are those needed for a loss of {target:.4f}, relative to the baseline (median over seeds).",
             target=result.attrs["target"],
         ),
         Message("Unclear means that these seeds do not separate an entrant from the baseline."),
+        *_detectable_note(result),
     ]
     if at_grid_end:
         sentences.append(
@@ -97,11 +103,30 @@ def table_note(result: "xarray.Dataset") -> Message:
     if at_other_rate:
         sentences.append(
             Message(
-                "At another rate than the baseline, so the rate may explain the difference: {entrants}.",
+                "Different only at its own rate, so the rate may explain the difference: {entrants}.",
                 entrants=", ".join(at_other_rate),
             )
         )
     return join(" ", sentences)
+
+
+def _may_be_due_to_rate(row: "xarray.Dataset") -> bool:
+    """Whether an entrant is ahead or behind at its own rate, and not shown to be so at the baseline's."""
+    verdict = str(row.verdict.values)
+    return verdict in (AHEAD, BEHIND) and str(row.verdict_at_baseline_rate.values) != verdict
+
+
+def _detectable_note(result: "xarray.Dataset") -> list[Message]:
+    """The difference that a race of this size would find; nothing if no entrant has an interval."""
+    detectable = result.detectable.values[result.difference_low.notnull().values]
+    if not len(detectable):
+        return []
+    return [
+        Message(
+            "A true difference of {detectable:.3f} nats would be found in 90 % of such races (median over entrants).",
+            detectable=float(np.median(detectable)),
+        )
+    ]
 
 
 def _grid_ends(result: "xarray.Dataset", entrant: str) -> set[float]:
@@ -151,8 +176,9 @@ def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
         Cell("" if is_baseline else interval),
         Cell("" if is_baseline else format_p_value(values["p_holm"])),
         Cell(Message("baseline") if is_baseline else VERDICT_LABELS[verdict], style=VERDICT_STYLES.get(verdict, "")),
-        Cell(_format_ratio(values["tokens_ratio"])),
+        Cell(_format_ratio(values["tokens_ratio"]), small_text=_ratio_interval(values)),
         Cell(_format_ratio(values["flops_ratio"])),
+        _regime_cell(result, str(result.entrant.values[index])),
         Cell(Message("{n} of {total}", n=int(values["reached"]), total=result.sizes["judged"])),
         Cell(str(values["diverged"] or "")),
     ]
@@ -160,13 +186,21 @@ def _entrant_cells(result: "xarray.Dataset", index: int) -> list[Cell]:
 
 def _same_rate_text(result: "xarray.Dataset", index: int) -> Message | str:
     """The difference at the baseline's rate with its interval; empty for the baseline and without runs at that rate."""
-    values = [float(result[f"difference_at_baseline_rate{end}"].values[index]) for end in ("", "_low", "_high")]
-    difference, low, high = (format_fixed(value, 4, True) for value in values)
-    if index == 0 or values[0] != values[0]:
+    values = [float(result[name].values[index]) for name in SAME_RATE_FIELDS]
+    difference, low, high = (format_fixed(value, 4, True) for value in values[:3])
+    if values[0] != values[0]:
         return ""
     if values[1] != values[1]:
         return difference
-    return Message("{difference} ({low} to {high})", difference=difference, low=low, high=high)
+    if values[3] != values[3]:
+        return Message("{difference} ({low} to {high})", difference=difference, low=low, high=high)
+    return Message(
+        "{difference} ({low} to {high}), p {p}",
+        difference=difference,
+        low=low,
+        high=high,
+        p=format_p_value(values[3]),
+    )
 
 
 def rate_table(result: "xarray.Dataset") -> Table:
@@ -176,6 +210,7 @@ def rate_table(result: "xarray.Dataset") -> Table:
         *to_cells([Message("entrant"), *(f"{rate:g}" for rate in rates)]),
         Cell(Message("basin"), FIELDS["basin_low"].definition),
         Cell(Message("at the baseline's rate"), FIELDS["difference_at_baseline_rate"].definition),
+        _regime_header(),
     ]
     rows = []
     for index, name in enumerate(map(str, result.entrant.values)):
@@ -185,10 +220,13 @@ def rate_table(result: "xarray.Dataset") -> Table:
             Cell("" if loss != loss else format_fixed(loss, 4), style="bold" if rate == best_rate else "")
             for rate, loss in zip(rates, losses, strict=True)
         ]
-        basin_text = Message("{low} to {high}", low=f"{low:g}", high=f"{high:g}") if low < high else f"{low:g}"
-        rows.append([Cell(name, style="bold"), *cells, Cell(basin_text), Cell(_same_rate_text(result, index))])
+        basin_text = Message("{low} to {high}", low=f"{low:.2g}", high=f"{high:.2g}") if low < high else f"{low:g}"
+        basin_cell = Cell(basin_text, small_text=f"{high / low:.1f} ×" if low < high else "")
+        same_rate_cell = Cell(_same_rate_text(result, index))
+        rows.append([Cell(name, style="bold"), *cells, basin_cell, same_rate_cell, _regime_cell(result, name)])
     note = Message(
-        "Mean over seeds {seeds}, each run at full length. The basin holds the rates within {depth:g} nats of the best.",
+        "Mean over seeds {seeds}, each run at full length. The basin holds the rates within {depth:g} nats of the best, "
+        "with losses interpolated between the rates of the grid.",
         seeds=result.attrs["rates_chosen_on"],
         depth=BASIN_DEPTH,
     )
@@ -211,6 +249,16 @@ def _format_ratio(ratio: float) -> str:
     return Message("never") if ratio == float("inf") else "" if ratio != ratio else f"{format_fixed(ratio, 2)} ×"
 
 
+def _ratio_interval(values: Mapping[str, float]) -> Message | str:
+    """The interval of the token ratio; empty for the baseline and for too few seeds."""
+    low, high = values["tokens_ratio_low"], values["tokens_ratio_high"]
+    if low != low or high != high:
+        return ""
+    if high == float("inf"):
+        return Message("from {low}", low=format_fixed(low, 2))
+    return Message("{low} to {high}", low=format_fixed(low, 2), high=format_fixed(high, 2))
+
+
 def speed_table(result: "xarray.Dataset", speeds: dict[str, float]) -> Table:
     """Tokens per second of every entrant on this machine, and its time to the target relative to the baseline."""
     baseline_speed = speeds.get(BASELINE, float("nan"))
@@ -221,11 +269,20 @@ def speed_table(result: "xarray.Dataset", speeds: dict[str, float]) -> Table:
             Cell(f"{speed:,.0f}"),
             Cell(_format_ratio(baseline_speed / speed)),
             Cell(_format_ratio(tokens_ratio[name] * baseline_speed / speed)),
+            _regime_cell(result, name),
         ]
         for name, speed in speeds.items()
     ]
-    header = to_cells(
-        [Message("entrant"), Message("tokens/s, all seeds"), Message("time per step"), Message("time to target")]
-    )
+    labels = [Message("entrant"), Message("tokens/s, all seeds"), Message("time per step"), Message("time to target")]
+    header = [*to_cells(labels), _regime_header()]
     note = Message("Measured on this machine while entrants trained in alternation. Speeds are not part of the result.")
     return Table(Message("Training speed on this machine"), header, rows, note=note)
+
+
+def _regime_header() -> Cell:
+    return Cell(REGIME_LABEL, FIELDS["tokens_per_parameter"].definition)
+
+
+def _regime_cell(result: "xarray.Dataset", entrant: str) -> Cell:
+    """The tokens per parameter of an entrant, which every table states."""
+    return Cell(format_fixed(float(result.tokens_per_parameter.sel(entrant=entrant)), 2))

@@ -1,13 +1,15 @@
 """Loss against learning rate at full length, and the race at the rates that these curves choose.
 
     out/curves/     every entrant at every rate of a grid, with all steps and few seeds
-    out/            every entrant at its own best rate and at the baseline's, with seeds that are not in the curves
+    out/            every entrant at its own best rate and at the baseline's, with seeds that are not in the curves;
+                    the baseline at every rate at which an entrant is judged
 
 Each rate of the grid is twice the one before. The grid of an entrant is extended at the end where its loss is lowest,
 until its best rate lies between two others, but at most `MAX_EXTENSIONS` times at either end.
 
 The difference at the best rates answers whether an entrant learns better. The difference at the baseline's best rate
-shows whether it does so only because it tolerates another rate. The basin shows how much the rate matters.
+shows whether it does so only because it tolerates another rate. The basin shows how much the rate matters. The
+baseline's further rates show whether its own choice was unlucky (`contrasts.py`).
 
 Unlike a screen (`rate_screen.py`), curves run with all steps, because shorter runs favour higher rates.
 """
@@ -29,8 +31,8 @@ from rheoscope.shapes import RheoscopeError
 CURVE_SEEDS = 4
 MIN_RATES = 5
 FACTOR = 2.0
-MAX_EXTENSIONS = 3
-"""How often a grid is extended at either end: to 8 times its highest or an eighth of its lowest rate."""
+MAX_EXTENSIONS = 6
+"""How often a grid is extended at either end: to 64 times its highest or a 64th of its lowest rate."""
 BASIN_DEPTH = 0.02
 """Rates whose mean loss is at most this many nats above the lowest one form the basin."""
 
@@ -58,13 +60,17 @@ class RateCurves:
         return replace(curve_race, chosen=chosen_rates)
 
     def main_race(self, race: Race, curve_race: Race, folder: Path) -> Race:
-        """Every entrant at its best rate and at the baseline's, with seeds after those of the curves."""
+        """Every entrant at its best rate and at the baseline's, with seeds after those of the curves.
+
+        The baseline runs at its own best rate first, and at the best rate of every entrant.
+        """
         best_rates = {
             entrant: best_curves(curves).rate for entrant, curves in finished_curves(curve_race, folder).items()
         }
         chosen_rates = {
             entrant: tuple(dict.fromkeys([rate, best_rates[BASELINE]])) for entrant, rate in best_rates.items()
         }
+        chosen_rates[BASELINE] = tuple(dict.fromkeys([best_rates[BASELINE], *best_rates.values()]))
         rates = sorted({rate for rates in chosen_rates.values() for rate in rates})
         return replace(race, first_seed=self.seeds, rates=tuple(rates), chosen=chosen_rates)
 
@@ -130,19 +136,31 @@ def finished_curves(curve_race: Race, folder: Path) -> dict[str, list[Curves]]:
 
 
 def basin(loss_by_rate: Mapping[float, float]) -> tuple[float, float]:
-    """The lowest and the highest rate of the basin: neighbours of the best rate within `BASIN_DEPTH` nats of it.
+    """The lowest and the highest rate of the basin: those around the best rate with a loss at most `BASIN_DEPTH` above it.
 
-    >>> basin({1e-3: 4.422, 2e-3: 4.340, 4e-3: 4.330, 8e-3: 4.582})
-    (0.002, 0.004)
+    Between two rates of the grid, the loss is interpolated linearly in the logarithm of the rate. The basin ends at the
+    last rate that ran without divergence, if no loss beyond it is higher.
+
+    >>> [round(rate, 5) for rate in basin({1e-3: 4.422, 2e-3: 4.340, 4e-3: 4.330, 8e-3: 4.582})]
+    [0.00184, 0.00423]
     """
     rates = sorted(rate for rate, loss in loss_by_rate.items() if loss == loss)
     if not rates:
         return float("nan"), float("nan")
-    best_rate = min(rates, key=lambda rate: loss_by_rate[rate])
-    first = last = rates.index(best_rate)
-    limit = loss_by_rate[best_rate] + BASIN_DEPTH
-    while first > 0 and loss_by_rate[rates[first - 1]] <= limit:
-        first -= 1
-    while last + 1 < len(rates) and loss_by_rate[rates[last + 1]] <= limit:
-        last += 1
-    return rates[first], rates[last]
+    best = min(range(len(rates)), key=lambda index: loss_by_rate[rates[index]])
+    downwards = [(rate, loss_by_rate[rate]) for rate in reversed(rates[: best + 1])]
+    upwards = [(rate, loss_by_rate[rate]) for rate in rates[best:]]
+    return basin_end(downwards), basin_end(upwards)
+
+
+def basin_end(points: Sequence[tuple[float, float]]) -> float:
+    """The rate at which the loss first is `BASIN_DEPTH` above that of the first point, or the last rate.
+
+    >>> round(basin_end([(1.0, 3.0), (2.0, 3.01), (8.0, 3.03)]), 6), basin_end([(1.0, 3.0)])
+    (4.0, 1.0)
+    """
+    limit = points[0][1] + BASIN_DEPTH
+    for (rate, loss), (next_rate, next_loss) in pairwise(points):
+        if next_loss > limit:
+            return float(rate * (next_rate / rate) ** ((limit - loss) / (next_loss - loss)))
+    return points[-1][0]

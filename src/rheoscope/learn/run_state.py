@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rheoscope.learn.curves import AHEAD, BEHIND, UNDECIDED, read_started_curves
+from rheoscope.learn.contrasts import AHEAD, BEHIND, UNDECIDED
+from rheoscope.learn.curves import read_started_curves
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.geometry_over_training import learned
 from rheoscope.learn.geometry_report import build_table
