@@ -4,7 +4,7 @@ import { loadScript } from './load_script'
 import { pageMessage } from './messages'
 import { render, type Text } from './messages/message'
 
-export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean }
+export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean; pair?: boolean }
 /** A model that can be opened. `note`: the certificate of an open model, the reason for a refusal. Facts that its files do not contain are null. */
 export interface GalleryEntry { source: string; id: string; name: Text; family: string | null; parameters: number | null; layers: number | null; heads: number | null; tokens_per_second: number | null; status: 'unopened' | 'loading' | 'open' | 'refused'; note: Text }
 export interface State { version: string; models: Model[]; model: string; example: string | null; corpus?: string | null; runs?: boolean; limits: { tokens: number; text_bytes: number; jobs: number } }
@@ -12,7 +12,7 @@ export interface FieldDescription { dims: string[]; definition: Text; unit?: Tex
 /** `expensive`: whether the analysis takes long. `room`: the group it is listed in. */
 export interface AnalysisDescription { name: string; question: Text; needs: string; expensive: boolean; room: string; fields: Record<string, FieldDescription>; settings: Record<string, unknown> }
 export interface Operation { name: string; title: Text; takes?: string | null; parts?: string[] }
-export interface AnalysisCatalogue { analyses: AnalysisDescription[]; story: { name: string; title: Text; needs: string[] }[]; operations: Operation[] }
+export interface AnalysisCatalogue { analyses: AnalysisDescription[]; story: { name: string; title: Text; needs: string[]; reads_source?: boolean }[]; operations: Operation[] }
 export type Part = 'M' | 'F' | 'both'
 export interface Edit { layer: number; head: number; part: Part; operation: string; value?: number }
 /** A token: its text, how it is displayed, and whether its norm is massive. */
@@ -20,7 +20,9 @@ export interface Token { text: string; shown: string; massive: boolean }
 export interface TokenProbability { shown: string; probability: number }
 /** Window `number` of `total`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
 export interface Window { number: number; total: number; first: number; last: number; tokens: number }
-export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: (TokenProbability & { token: string; id: number }) | null; top: TokenProbability[]; provenance: Record<string, unknown> }
+/** Which cloud of an encoder-decoder a trace shows, the tokens of its source, and how many steps each cloud has. */
+export interface PairInfo { side: 'source' | 'target'; source: string[]; steps: { source: number; target: number } }
+export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: (TokenProbability & { token: string; id: number }) | null; top: TokenProbability[]; provenance: Record<string, unknown>; pair?: PairInfo | null }
 export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. */
 export interface Findings { findings: Finding[]; held: Text }
@@ -208,7 +210,7 @@ export async function decompress(buffer: ArrayBuffer): Promise<ArrayBuffer> {
 
 /** The script of an export that contains a file. Files of single heads and tokens are in scripts that load on demand. */
 export function exportScript(file: string): string {
-  const headFile = /\/(?:weights|spectrum|moves|images)\/(\d+)\/\d+\./.exec(file)
+  const headFile = /\/(?:weights|spectrum|moves|images|cross)\/(\d+)\/\d+\./.exec(file)
   if (headFile) return `data/layer-${headFile[1]}.js`
   if (file.includes('/token/')) return 'data/tokens.js'
   return file.startsWith('api/cards/') ? 'data/card.js' : 'data.js'
@@ -291,7 +293,9 @@ export class Client {
     return { coords: header.coords, arrays }
   }
   openModel = (source: string): Promise<{ job: string; model?: Model | string }> => this.source.send('api/models', { source })
-  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; lines?: string[]; window?: number }, signal?: AbortSignal): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body, 'POST', signal)
+  trace = (body: { model: string; text: string; edits: Edit[]; untrained?: boolean; lines?: string[]; window?: number; target?: string }, signal?: AbortSignal): Promise<{ id: string; job: string; cached: boolean }> => this.source.send('api/traces', body, 'POST', signal)
+  /** The model's own output for a source. */
+  ownTarget = (model: string, text: string): Promise<{ target: string }> => this.source.send('api/targets', { model, text })
   attribution = (id: string, body: { layer: number; head: number; query: number; key: number }): Promise<Attribution> => this.source.send(`api/traces/${id}/attribution`, body)
   cancel = (job: string): Promise<{ cancelled: boolean }> => this.source.send(`api/jobs/${job}`, undefined, 'DELETE')
 
@@ -307,6 +311,11 @@ export class Client {
 
   async weights(id: string, layer: number, head: number, kind: string): Promise<Field> {
     return (await this.binary(`api/traces/${id}/weights/${layer}/${head}`, { kind })).arrays.map!
+  }
+
+  /** The weights of target tokens on source tokens of a head of cross-attention. */
+  async crossWeights(id: string, layer: number, head: number): Promise<Field> {
+    return (await this.binary(`api/traces/${id}/cross/${layer}/${head}`)).arrays.map!
   }
 
   /** The update that one head alone adds to every token, on the axes of the cloud (token × 3). */

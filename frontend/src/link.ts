@@ -12,10 +12,17 @@ export const CLOUD_LAYERS = ['trails', 'arcs', 'moves', 'coupling', 'massive'] a
 export type CloudLayer = (typeof CLOUD_LAYERS)[number]
 export const SIDES = ['before', 'after', 'difference'] as const
 export type Side = (typeof SIDES)[number]
+/** The clouds of an encoder-decoder. */
+export const CLOUDS = ['source', 'target'] as const
+export type PairSide = (typeof CLOUDS)[number]
 
 export interface Link {
   model: string
   text: string
+  /** The target of an encoder-decoder, whose source is the text; '' without one. */
+  target: string
+  /** Which of the two clouds is shown, if there is a target. */
+  cloud: PairSide
   /** Window of a long text, counted from 1. */
   window: number | null
   /** '' · before · untrained · text:… · model:… */
@@ -43,11 +50,11 @@ export interface Link {
 }
 
 export const DEFAULT_LINK: Link = {
-  model: '', text: '', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
+  model: '', text: '', target: '', cloud: 'target', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
   step: 0, token: null, second: null, layer: null, head: null, tour: null, field: '', run: '', show: ['arcs'], side: 'after',
 }
 
-const TEXT_PARAMETERS = ['model', 'text', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
+const TEXT_PARAMETERS = ['model', 'text', 'target', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
 const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head', 'tour'] as const
 /** Name of a property in the URL. Shared links contain `beside`, so that name stays. */
 const urlName = (name: string): string => (name === 'compareWith' ? 'beside' : name)
@@ -74,6 +81,7 @@ export function formatLink(link: Link): string {
   for (const name of TEXT_PARAMETERS) if (link[name] !== DEFAULT_LINK[name]) parameters.set(urlName(name), link[name])
   if (link.edits.length) parameters.set('edits', link.edits.map(formatEdit).join(','))
   if (link.show.join() !== DEFAULT_LINK.show.join()) parameters.set('show', link.show.join())
+  if (link.cloud !== DEFAULT_LINK.cloud) parameters.set('cloud', link.cloud)
   if (link.side !== DEFAULT_LINK.side) parameters.set('side', link.side)
   if (link.step) parameters.set('step', String(link.step))
   for (const name of INDEX_PARAMETERS) if (link[name] !== null) parameters.set(name, String(link[name]))
@@ -88,6 +96,7 @@ export function parseLink(hash: string): Link {
     ...texts, ...indices,
     edits: (parameters.get('edits') ?? '').split(',').map(parseEdit).filter((edit) => edit !== null),
     show: CLOUD_LAYERS.filter((layer) => (parameters.get('show') ?? DEFAULT_LINK.show.join()).split(',').includes(layer)),
+    cloud: CLOUDS.find((cloud) => cloud === parameters.get('cloud')) ?? DEFAULT_LINK.cloud,
     side: SIDES.find((side) => side === parameters.get('side')) ?? DEFAULT_LINK.side,
     step: parseIndex(parameters.get('step')) ?? 0,
   }
@@ -95,7 +104,7 @@ export function parseLink(hash: string): Link {
 
 const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
 export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'learning', 'compare', 'dynamics'] as const
-const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
+const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, cloud: CLOUDS, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
 
 const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): MessageValue => ({ template: en[key], parameters })
 
@@ -130,4 +139,4 @@ export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */
-export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'window', 'compareWith', 'view', 'run', 'edits', 'axes', 'space', 'tour'].some((name) => name in change)
+export const isUndoable = (change: Partial<Link>): boolean => ['model', 'text', 'target', 'cloud', 'window', 'compareWith', 'view', 'run', 'edits', 'axes', 'space', 'tour'].some((name) => name in change)

@@ -2,7 +2,7 @@
 
 import { ApiError, errorText, LostServerError, type AnalysisCatalogue, type AnalysisDescription, type Client, type FieldDescription, type Image, type Model, type State } from './api'
 import { parseAxes } from './axes'
-import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type Side, type ToggledEdit } from './link'
+import { CLOUD_LAYERS, DEFAULT_LINK, formatLink, isUndoable, linkFault, outOfRange, parseLink, type CloudLayer, type Link, type PairSide, type Side, type ToggledEdit } from './link'
 import { LANGUAGES, pageText, type MessageKey } from './messages'
 import { ENGLISH, render, renderParts, type Catalogue, type Parameter, type Text } from './messages/message'
 import { OpenTrace } from './open_trace.svelte'
@@ -14,6 +14,7 @@ export function stepLabel(step: string, steps: string[]): string {
   const layer = /^L\d+/.exec(step)?.[0]
   if (!layer) return step
   if (/mid/.test(step)) return `${layer} attn`
+  if (/cross/.test(step)) return `${layer} cross`
   return steps.some((other) => other.startsWith(`${layer}.`) && /mid/.test(other)) ? `${layer} mlp` : layer
 }
 
@@ -24,8 +25,8 @@ const SAMPLE_TEXT = 'The king kept his gold in the bank, and the children played
 const RECONNECT_INTERVAL = 1000
 
 /** What a trace is about. */
-type Subject = Pick<Link, 'model' | 'text' | 'window' | 'edits'>
-interface TraceOptions { untrained?: boolean; lines?: string[]; window?: number; signal?: AbortSignal }
+type Subject = Pick<Link, 'model' | 'text' | 'target' | 'cloud' | 'window' | 'edits'>
+interface TraceOptions { untrained?: boolean; lines?: string[]; window?: number; target?: string; signal?: AbortSignal }
 
 export class Studio {
   link = $state<Link>({ ...DEFAULT_LINK })
@@ -187,12 +188,30 @@ export class Studio {
     this.navigate({ show: CLOUD_LAYERS.filter((name) => (name === layer ? on : this.isShown(name))) })
   }
 
-  /** Runs the model on another text and starts at its first step. */
-  run(text: string): void {
+  /** Runs the model on another text, with a target for an encoder-decoder, and starts at its first step. */
+  run(text: string, target = ''): void {
     this.playing = false
     this.playsOnce = true
     this.playhead = 0
-    this.navigate({ text, window: null, token: null, second: null, step: 0 })
+    this.navigate({ text, target, cloud: 'target', window: null, token: null, second: null, step: 0 })
+  }
+
+  /** Shows the other cloud of an encoder-decoder. */
+  showCloud(cloud: PairSide): void {
+    this.playing = false
+    this.navigate({ cloud, window: null, token: null, second: null })
+  }
+  /** The target whose cloud is selected; '' for the source, and for models of one text. */
+  get target(): string { return this.link.cloud === 'target' ? this.link.target : '' }
+  /** The text as the link and the example have it: for an encoder-decoder, the source. */
+  get sourceText(): string { return this.link.text || this.exampleText }
+  /** The same relative depth in the other cloud of a pair. */
+  private keepDepth(from: OpenTrace | null, to: OpenTrace): void {
+    const [before, after] = [from?.info?.pair, to.info?.pair]
+    if (!before || !after || before.side === after.side) return
+    const step = Math.round((this.link.step * (after.steps[after.side] - 1)) / (before.steps[before.side] - 1))
+    this.replaceLink({ step })
+    this.playhead = step
   }
 
   /** Opens another window of a long text. */
@@ -294,7 +313,7 @@ export class Studio {
 
   /** Opens a trace of the text with the edits. Without a text it opens the stored example. */
   private async requestTrace(model: string, text: string, edits: ToggledEdit[], { signal, ...options }: TraceOptions = {}): Promise<OpenTrace> {
-    const isDefault = !edits.length && !options.untrained && (!model || model === this.state!.model)
+    const isDefault = !edits.length && !options.untrained && !options.target && (!model || model === this.state!.model)
     if (this.exportedTrace) return new OpenTrace(this.client, this.exportedTrace, '').listen()
     const { example } = this.state!
     if (isDefault && !text && example) return new OpenTrace(this.client, example, '').listen()
@@ -309,17 +328,19 @@ export class Studio {
 
   private get windowOption(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
 
+  private get targetOption(): { target?: string } { return this.target ? { target: this.target } : {} }
+
   /** What the link selects: a text in a model with edits. */
-  private get selectedRequest(): string { return JSON.stringify([this.selectedModel, this.link.text, this.link.window, this.edits]) }
+  private get selectedRequest(): string { return JSON.stringify([this.selectedModel, this.link.text, this.link.window, this.edits, this.target]) }
   /** The trace on the screen, if it has the selected model and text and no edits. */
-  private get shownUneditedTrace(): OpenTrace | null { return this.trace?.info && this.shownRequest === JSON.stringify([this.selectedModel, this.link.text, this.link.window, []]) ? this.trace : null }
+  private get shownUneditedTrace(): OpenTrace | null { return this.trace?.info && this.shownRequest === JSON.stringify([this.selectedModel, this.link.text, this.link.window, [], this.target]) ? this.trace : null }
   get selectedModel(): string { return this.link.model || this.state?.model || '' }
   modelName = (id: string): Text => this.models.find((model) => model.id === id)?.name ?? id
   /** Why the results on the screen do not belong to the selected model and text; '' if they do. */
   get oldResults(): string {
     if (!this.state || !this.trace || !this.client.isLive || this.shownRequest === this.selectedRequest) return ''
     const [shownModel, ...shownText] = JSON.parse(this.shownRequest || '[""]') as [string, ...unknown[]]
-    if (shownModel === this.selectedModel) return this.message(shownText[0] === this.link.text && shownText[1] === this.link.window ? 'old_edits' : 'old_text')
+    if (shownModel === this.selectedModel) return this.message(shownText[0] === this.link.text && shownText[1] === this.link.window && shownText[3] === this.target ? 'old_edits' : 'old_text')
     return this.message('old_model', { shown: this.modelName(shownModel), selected: this.modelName(this.selectedModel) })
   }
 
@@ -337,14 +358,15 @@ export class Studio {
     void this.trace?.close() // a new text does not wait for the analyses of this one
     try {
       await this.loadExampleText()
-      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, signal: controller.signal })
+      const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, ...this.targetOption, signal: controller.signal })
       if (this.trace && request !== this.shownRequest) await Promise.all([trace.arrived, this.project(trace, this.link.axes, this.link.space, this.traceBeforeEdits)])
       if (controller.signal.aborted) await trace.close()
       controller.signal.throwIfAborted()
+      this.keepDepth(this.trace, trace)
       this.trace = trace
       this.shownRequest = request
-      const { text, window, edits } = this.link
-      this.openedSubject = { model: this.link.model, text, window, edits }
+      const { text, target, cloud, window, edits } = this.link
+      this.openedSubject = { model: this.link.model, text, target, cloud, window, edits }
       if (model && !model.ready && this.client.isLive) this.models = (await this.client.models()).models
     } catch (error) {
       if (controller !== this.pendingTrace) return
@@ -364,15 +386,15 @@ export class Studio {
     else this.refusal ||= errorText(error)
   }
   private get smallerSubject(): Partial<Subject> {
-    const { edits, window, model } = this.link
-    return edits.length ? { edits: [] } : window !== null ? { window: null } : model ? { model: '' } : { text: '' }
+    const { edits, target, window, model } = this.link
+    return edits.length ? { edits: [] } : target ? { target: '' } : window !== null ? { window: null } : model ? { model: '' } : { text: '' }
   }
 
   async openComparison(): Promise<void> {
     if (!this.state) return
     const { model, text } = this.link
     const compareWith = this.compareWith
-    const request = JSON.stringify([compareWith, compareWith && [model, text, this.link.window]])
+    const request = JSON.stringify([compareWith, compareWith && [model, text, this.link.window, this.target]])
     if (request === this.comparisonRequest) return
     this.comparisonRequest = request
     void this.comparison?.close()
@@ -382,9 +404,9 @@ export class Studio {
     try {
       if (compareWith === 'before' && this.shownUneditedTrace) return void (this.comparison = this.shownUneditedTrace)
       await this.loadExampleText()
-      const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, valueAfter('text:'), this.edits, { lines: [] })
+      const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, this.target ? text : valueAfter('text:'), this.edits, { lines: [], ...(this.target ? { target: valueAfter('text:') } : {}) })
         : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { lines: [], ...this.windowOption })
-        : await this.requestTrace(model, text, [], { lines: [], ...this.windowOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
+        : await this.requestTrace(model, text, [], { lines: [], ...this.windowOption, ...this.targetOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })
       if (request === this.comparisonRequest) this.comparison = trace
       else await trace.close()
       if (compareWith.startsWith('model:')) this.models = (await this.client.models()).models
@@ -427,7 +449,7 @@ export class Studio {
       const { model } = await this.client.openModel(source)
       this.models = (await this.client.models()).models
       const id = typeof model === 'string' ? model : (model?.id ?? this.models.find(({ name }) => name === source)?.id)
-      if (id) this.navigate({ model: id, window: null, edits: [], layer: null, head: null })
+      if (id) this.navigate({ model: id, target: '', window: null, edits: [], layer: null, head: null })
     } catch (error) {
       this.showError(error)
     }

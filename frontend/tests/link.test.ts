@@ -12,7 +12,7 @@ it('an empty link is the default view', () => {
 
 it('a link keeps every value', () => {
   const link: Link = {
-    model: 'a/b', window: 2, tour: 3, text: 'Ümläut & <b>#=1</b>\n中文 🙂', compareWith: 'text:another, one', view: 'all:charts', colour: 'charts.bend', space: 'raw', axes: 'tokens: a, b', language: 'zh', run: 'races/small',
+    model: 'a/b', window: 2, tour: 3, target: 'une maison', cloud: 'source', text: 'Ümläut & <b>#=1</b>\n中文 🙂', compareWith: 'text:another, one', view: 'all:charts', colour: 'charts.bend', space: 'raw', axes: 'tokens: a, b', language: 'zh', run: 'races/small',
     edits: [{ layer: 3, head: 1, part: 'M', operation: 'rank', value: 4 }, { layer: 0, head: 11, part: 'both', operation: 'scale', value: -0.25, off: true }, { layer: 2, head: 0, part: 'M', operation: 'offset0' }],
     step: 7, token: 0, second: 3, layer: 0, head: 2, field: 'agreement.z', show: ['arcs', 'moves', 'massive'], side: 'difference',
   }

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES
-from rheoscope.report.story import TEXT_LINES
+from rheoscope.report.story import STORY_LINES
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
 from rheoscope.studio.session import Session
@@ -78,7 +78,7 @@ def test_models_are_listed_and_opened(client: TestClient) -> None:
 def test_the_catalogue_has_every_analysis_and_every_line_of_the_story(client: TestClient) -> None:
     catalogue = client.get("/api/catalogue").json()
     assert [row["name"] for row in catalogue["analyses"]] == list(ANALYSIS_MODULES)
-    assert [row["name"] for row in catalogue["story"]] == [line.name for line in TEXT_LINES]
+    assert [row["name"] for row in catalogue["story"]] == [line.name for line in STORY_LINES]
     transport = next(row for row in catalogue["analyses"] if row["name"] == "transport")
     assert transport["settings"]["draws"] == 100
     assert transport["fields"]["kappa"]["null"] == "kappa_null"

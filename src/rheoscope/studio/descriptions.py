@@ -10,7 +10,8 @@ from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.picture.token_labels import TokenLabels, display_token, printable
 from rheoscope.report.findings import finding_sentences, findings
 from rheoscope.report.next_steps import card_line
-from rheoscope.report.story import TEXT_LINES
+from rheoscope.report.story import STORY_LINES, lines_of
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.results import Results
@@ -55,6 +56,7 @@ def model_json(model_id: str, title: str, model: RunnableModel | None) -> dict[s
         "name": title,
         "title": title,
         "ready": model is not None,
+        "pair": isinstance(model, EncoderDecoder),
     }
     detail_keys = ("layers", "heads", "width", "family", "parameters", "dtype", "device", "context", "certificate")
     if model is None:
@@ -138,7 +140,7 @@ def card_json(results: Results) -> dict[str, Any]:
 
 def story_json(results: Results) -> dict[str, Any]:
     """All lines of the story that are available so far, the line about the model, and the findings."""
-    lines = [line_json(line, results) for line in TEXT_LINES if results.has_run(*line.needs)]
+    lines = [line_json(line, results) for line in lines_of(results.view) if results.has_run(*line.needs)]
     return {"story": lines, "card": card_json(results)} | findings_json(results)
 
 
@@ -168,5 +170,8 @@ def catalogue_json(names: Iterable[str] = ANALYSIS_MODULES) -> dict[str, Any]:
                 "settings": default_settings(analysis),
             }
         )
-    lines = [{"name": line.name, "title": line.title, "needs": list(line.needs)} for line in TEXT_LINES]
+    lines = [
+        {"name": line.name, "title": line.title, "needs": list(line.needs), "reads_source": line.reads_source}
+        for line in STORY_LINES
+    ]
     return {"analyses": rows, "story": lines, "operations": list(OPERATIONS)}

@@ -102,7 +102,7 @@ def script_path(path: str) -> str:
     >>> script_path("api/traces/ab/weights/3/1.bin"), script_path("api/traces/ab/token/7.json"), script_path("api/state.json")
     ('data/layer-3.js', 'data/tokens.js', 'data.js')
     """
-    if match_head := re.search(r"/(?:weights|spectrum|moves|images)/(\d+)/\d+\.", path):
+    if match_head := re.search(r"/(?:weights|spectrum|moves|images|cross)/(\d+)/\d+\.", path):
         return f"data/layer-{match_head[1]}.js"
     if "/token/" in path:
         return "data/tokens.js"

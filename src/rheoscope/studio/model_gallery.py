@@ -12,7 +12,7 @@ from rheoscope.report.hub_cache import cached_snapshot
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import descriptions
 from rheoscope.studio.content_ids import make_model_id
-from rheoscope.studio.session import OpenedModel, Session, one_text_refusal
+from rheoscope.studio.session import OpenedModel, Session
 
 MAX_HEADER_BYTES = 64_000_000
 """Longest header of a weight file that is read."""
@@ -36,9 +36,7 @@ def _entry_json(session: Session, source: str) -> dict[str, Any]:
     opened_model = session.models.get(model_id)
     entry = {"source": source, "id": model_id} | _describe_files(source) | {"tokens_per_second": None}
     if opened_model is None:
-        refusal = one_text_refusal(source) if entry.pop("is_encoder_decoder") else None
-        return entry | (_refused(refusal) if refusal else {"status": "unopened", "note": ""})
-    entry.pop("is_encoder_decoder")
+        return entry | {"status": "unopened", "note": ""}
     return entry | _describe_opened(opened_model) | {"tokens_per_second": session.tokens_per_second.get(model_id)}
 
 
@@ -76,7 +74,6 @@ def _describe_files(source: str) -> dict[str, Any]:
         "name": Message("the default model") if source == DEFAULT_NAME else printable(Path(source).name),
         "family": printable(family) if isinstance(family, str) else None,
         "parameters": _count_parameters(folder),
-        "is_encoder_decoder": config.get("is_encoder_decoder") is True,
     } | sizes
 
 

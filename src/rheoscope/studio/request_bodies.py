@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rheoscope.report.story import TEXT_LINES
+from rheoscope.report.story import STORY_LINES
 from rheoscope.studio.edits import Edit
 
 Index = Annotated[int, Field(ge=0, le=100_000)]
@@ -23,11 +23,17 @@ class OpenModelBody(StrictBody):
 
 class NewTraceBody(StrictBody):
     text: str
+    target: str | None = None
     model: str | None = Field(default=None, max_length=1000)
     edits: list[Edit] = Field(default=[], max_length=32)
     untrained: bool = False
-    lines: list[str] | None = Field(default=None, max_length=len(TEXT_LINES))
+    lines: list[str] | None = Field(default=None, max_length=len(STORY_LINES))
     window: int | None = Field(default=None, ge=1, le=100_000)
+
+
+class SourceBody(StrictBody):
+    text: str
+    model: str | None = Field(default=None, max_length=1000)
 
 
 class QueryKeyBody(StrictBody):

@@ -59,13 +59,14 @@ class Studio:
         edits: list[Edit],
         window_number: int | None = None,
         request: Request | None = None,
+        target: str | None = None,
     ) -> tuple[TextEntry, bool]:
         """Trace a text, after its model is loaded. Not if the client of the request has disconnected meanwhile."""
         opened_model = self.session.get_model(model_id)
         model = await wait_for_client(opened_model.job, request)
 
         def trace() -> tuple[TextEntry, bool]:
-            return self.session.get_or_trace(opened_model, model, text, edits, window_number)
+            return self.session.get_or_trace(opened_model, model, text, edits, window_number, target)
 
         job = self.session.queue.submit_quick(len(text), lambda job: trace())
         try:

@@ -23,6 +23,7 @@ from rheoscope.studio import (
     detail_queries,
     head_detail,
     model_gallery,
+    pairs,
     particle_simulation,
     report_routes,
     single_file,
@@ -32,10 +33,10 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
-from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody
+from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody
 from rheoscope.studio.responses import JSON_TYPE, StudioState, binary_response, json_response
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
-from rheoscope.studio.served_state import Studio
+from rheoscope.studio.served_state import Studio, wait_for_client
 from rheoscope.studio.session import NoResultError, Session
 from rheoscope.studio.stored_example import StoredExample
 from rheoscope.studio.training_runs import TrainingRuns
@@ -190,9 +191,18 @@ async def create_trace(studio: StudioState, body: NewTraceBody, request: Request
     model_id = requested_model.removesuffix(UNTRAINED_SUFFIX) + UNTRAINED_SUFFIX * (
         body.untrained or requested_model.endswith(UNTRAINED_SUFFIX)
     )
-    entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window, request)
+    entry, cached = await studio.get_or_trace(model_id, body.text, body.edits, body.window, request, body.target)
     lines = [] if studio.is_example(entry.id) else body.lines  # the story of the example is stored
     return json_response({"id": entry.id, "job": studio.session.start_story(entry, lines)[1], "cached": cached})
+
+
+@router.post("/targets")
+async def write_target(studio: StudioState, body: SourceBody, request: Request) -> Response:
+    """The greedy output of an encoder-decoder for a source, which the page offers as a target."""
+    studio.session.check_text(body.text)
+    opened_model = studio.session.get_model(body.model or studio.session.first_model)
+    model = await wait_for_client(opened_model.job, request)
+    return json_response({"target": await studio.run_quick(None, lambda: pairs.greedy_target(model, body.text))})
 
 
 @router.get("/traces/{trace}")
@@ -309,6 +319,12 @@ async def get_head_map(studio: StudioState, trace: str, layer: Index, head: Inde
     return binary_response(
         await studio.run_quick(entry, lambda: detail_queries.pack_head_map(entry, layer, head, kind))
     )
+
+
+@router.get("/traces/{trace}/cross/{layer}/{head}")
+async def get_cross_map(studio: StudioState, trace: str, layer: Index, head: Index) -> Response:
+    entry = await studio.get_entry(trace)
+    return binary_response(await studio.run_quick(entry, lambda: pairs.pack_cross_map(entry, layer, head)))
 
 
 @router.get("/traces/{trace}/spectrum/{layer}/{head}")

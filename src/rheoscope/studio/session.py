@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import analysis_by_name
-from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.opening import DEFAULT_NAME
 from rheoscope.picture.token_labels import printable
@@ -20,13 +19,14 @@ from rheoscope.report.analysis_runs import (
     run_analyses,
     run_analysis,
 )
-from rheoscope.report.card_cache import find_card
+from rheoscope.report.card_cache import card_name, find_card
 from rheoscope.report.draw_result import picture_of
+from rheoscope.report.input_text import check_target
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.story import TEXT_LINES
-from rheoscope.running.encoder_decoder import EncoderDecoder
+from rheoscope.report.story import STORY_LINES, lines_of
 from rheoscope.running.lost_text import lost_text_message
+from rheoscope.running.pair_sides import sides_for
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Text
@@ -34,7 +34,7 @@ from rheoscope.space.model_cost import projection_parameters
 from rheoscope.space.report_run import Settings
 from rheoscope.space.results import Results
 from rheoscope.space.trace import Trace
-from rheoscope.studio import descriptions, wire
+from rheoscope.studio import descriptions, pairs, wire
 from rheoscope.studio.byte_cache import ByteCache as ByteCache
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX, make_model_id, make_trace_id, result_key
 from rheoscope.studio.edit_cost import EditCost, edit_cost
@@ -49,7 +49,7 @@ from rheoscope.studio.windows import Window, select_window
 if TYPE_CHECKING:
     import xarray
 
-ALL_LINES = frozenset([*(line.name for line in TEXT_LINES), "everything"])
+ALL_LINES = frozenset([*(line.name for line in STORY_LINES), "everything"])
 """All lines of the story, and every other analysis of a report."""
 
 
@@ -90,7 +90,10 @@ class OpenedModel:
 
 @dataclass(eq=False)
 class TextEntry:
-    """A text in a model, with or without edits: its trace, the results so far and the job that tells its story."""
+    """A text in a model, with or without edits: its trace, the results so far and the job that tells its story.
+
+    The text of an encoder-decoder is a source, or a target with its `source`; `model` is the side that reads it.
+    """
 
     id: str
     opened_model: OpenedModel
@@ -101,6 +104,7 @@ class TextEntry:
     edits: tuple[Edit, ...]
     trace: Trace
     results: Results
+    source: str | None = None
     job: Job | None = None
     requested_lines: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -113,6 +117,7 @@ class TextEntry:
         )
         spans = self.model.token_spans(self.text)
         return trace_header | {
+            "pair": pairs.pair_json(self.model, self.trace),
             "window": None if self.window is None else self.window.json_dict,
             "lost": None if spans is None else lost_text_message(self.text, spans),
         }
@@ -185,7 +190,7 @@ class Session:
             model = self.load(
                 load_source, device=self.device, dtype=self.dtype, untrained=untrained, progress=on_progress
             )
-            check_reads_one_text(model, source)
+            pairs.check_reads_texts(model, source)
             self.sources.remember(source)
         return model
 
@@ -229,12 +234,32 @@ class Session:
         text: str,
         edits: Sequence[Edit],
         window_number: int | None = None,
+        target: str | None = None,
     ) -> tuple[TextEntry, bool]:
-        """The entry of a text, and whether it was cached. A long text has one entry per window."""
-        self.check_text(text)
+        """The entry of a text, and whether it was cached. A long text has one entry per window.
+
+        For an encoder-decoder it is the cloud of the source `text`, or that of its `target`.
+        """
+        check_target(target)
+        for part in filter(None, (text, target)):
+            self.check_text(part)
+        side, side_text = sides_for(model, text, target)
+        return self._get_or_trace_side(
+            opened_model, side, side_text, edits, window_number, None if target is None else text
+        )
+
+    def _get_or_trace_side(
+        self,
+        opened_model: OpenedModel,
+        model: RunnableModel,
+        text: str,
+        edits: Sequence[Edit],
+        window_number: int | None,
+        source: str | None,
+    ) -> tuple[TextEntry, bool]:
         window = select_window(model, text, self.limits.max_tokens, window_number)
         trace_id = make_trace_id(
-            str(model.view.facts.get("weights")), text, edits, 0 if window is None else window.number
+            card_name(model.view.facts), text, edits, 0 if window is None else window.number, source
         )
         cached_entry = self.cache.get(trace_id)
         if cached_entry is not None:
@@ -245,7 +270,9 @@ class Session:
         trace = edited_model.trace(model_input)
         self.tokens_per_second[opened_model.id] = len(trace) / (perf_counter() - start)
         results = empty_results(Subject(edited_model, model_input, trace), draw_nulls=True)
-        entry = TextEntry(trace_id, opened_model, model, edited_model, text, window, tuple(edits), trace, results)
+        entry = TextEntry(
+            trace_id, opened_model, model, edited_model, text, window, tuple(edits), trace, results, source
+        )
         assert entry.header  # computed here, so that no later request waits for it
         self.cache.put(trace_id, entry, entry.n_bytes)
         return entry, False
@@ -253,7 +280,9 @@ class Session:
     def edit_cost(self, entry: TextEntry) -> EditCost:
         """The cost of the edits of a text, compared with the same text without edits."""
         window_number = None if entry.window is None else entry.window.number
-        unedited_entry, _ = self.get_or_trace(entry.opened_model, entry.model, entry.text, (), window_number)
+        unedited_entry, _ = self._get_or_trace_side(
+            entry.opened_model, entry.model, entry.text, (), window_number, entry.source
+        )
         return edit_cost(unedited_entry.trace, entry.trace)
 
     def check_text(self, text: str) -> None:
@@ -287,7 +316,7 @@ class Session:
             return job, holder_id
 
     def _run_story(self, entry: TextEntry, line_names: Collection[str] | None, job: Job) -> None:
-        lines = [line for line in TEXT_LINES if line_names is None or line.name in line_names]
+        lines = [line for line in lines_of(entry.model.view) if line_names is None or line.name in line_names]
         published: set[str] = set()
 
         def on_result(results: Results) -> None:
@@ -322,7 +351,7 @@ class Session:
         requests = REPORTS["flow"].all_requests({})
         if line_names is None:
             return requests
-        needed_analyses = {name for line in TEXT_LINES if line.name in line_names for name in line.needs}
+        needed_analyses = {name for line in STORY_LINES if line.name in line_names for name in line.needs}
         return [request for request in requests if request.name in needed_analyses]
 
     # Analyses
@@ -408,17 +437,3 @@ def _publish_outcome(job: Job, key: str, results: Results) -> None:
         job.log.publish("known", name=key)
     else:
         job.log.publish("failed", name=key, reason=results.reason(key))
-
-
-def check_reads_one_text(model: RunnableModel, source: str) -> None:
-    """Raise for an encoder-decoder, which reads a source and a target."""
-    if isinstance(model, EncoderDecoder):
-        raise one_text_refusal(source)
-
-
-def one_text_refusal(source: str) -> RheoscopeError:
-    """The refusal of a model that reads two texts, and the command that shows it."""
-    return RheoscopeError(
-        Message("the studio shows models of one text, but {model} reads a source and a target", model=source),
-        Advice("rs.target_model(model, source)", f"rheoscope SOURCE --model {source} --target TARGET"),
-    )
