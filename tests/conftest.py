@@ -3,6 +3,7 @@
 import gc
 import linecache
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,6 +21,12 @@ from tests.processes import end_processes
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
+# What the package stores for its user (tapes, cards, recent models) goes to a folder of this process.
+CACHES = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
+os.environ.setdefault("HF_HOME", str(CACHES / "huggingface"))
+os.environ.setdefault("MPLCONFIGDIR", str(CACHES / "matplotlib"))  # it takes seconds to list the fonts
+OWN_CACHES = tempfile.TemporaryDirectory(prefix="rheoscope-tests-")
+os.environ["XDG_CACHE_HOME"] = OWN_CACHES.name
 # A pool of compile workers would be killed after the test that started it, and the next compilation would wait for ever.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 

@@ -13,7 +13,6 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.runner import RunnableModel
-from rheoscope.running.stored_tensor import deferring
 from rheoscope.running.streamed_weights import BLOCKS_IN_MEMORY, weights_of
 from rheoscope.running.weight_files import default_device, fingerprint
 from rheoscope.running.weights_snapshot import take_snapshot
@@ -202,18 +201,17 @@ def _load_pretrained(
     adapter: str | Path | bool | None,
 ) -> RunnableModel:
     from rheoscope.pretrained.adapter_layers import adapter_layers, adapter_settings, adapter_state
-    from rheoscope.pretrained.build_view import describe_model
-    from rheoscope.pretrained.certificate import certify
     from rheoscope.pretrained.open_network import open_network
-    from rheoscope.pretrained.unsupported_networks import refuse_undescribed
+    from rheoscope.pretrained.proven_model import proven_model
 
     read_progress, hash_progress, proof_progress = load_progress
     opened = open_network(source, adapter, device, dtype, revision, initial_seed, stream, read_progress)
     name, network = _display_name(opened.name, initial_seed), opened.network
-    with refuse_undescribed(network):
-        with deferring():
-            model = describe_model(network, tokenizer or opened.tokenizer, name, hash_progress)
-        certificate = replace(certify(model, proof_progress), ignored_weights=opened.ignored_weights)
+    is_as_written = isinstance(source, str | Path)
+    model, proof = proven_model(
+        network, tokenizer or opened.tokenizer, name, hash_progress, proof_progress, is_as_written
+    )
+    certificate = replace(proof, ignored_weights=opened.ignored_weights)
     weights = weights_of(network)
     if weights is not None:
         view = (

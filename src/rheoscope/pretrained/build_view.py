@@ -12,6 +12,7 @@ from rheoscope.pretrained.families import family_of
 from rheoscope.pretrained.feature_model import FeatureModel
 from rheoscope.pretrained.feature_pair import FeaturePair, extractor_of
 from rheoscope.pretrained.finder.describe_pair import describe_pair
+from rheoscope.pretrained.finder.tape_file import TapeFile
 from rheoscope.pretrained.hf_model import Pretrained, PretrainedPair
 from rheoscope.pretrained.network_inputs import is_pair, main_input, reads_tokens
 from rheoscope.running.eval_mode import description_in_eval_mode
@@ -25,8 +26,10 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
 
-def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress | None = None) -> Pretrained:
-    """The model with its View, before certification."""
+def describe_model(
+    network: Any, tokenizer: Any, name: str, progress: Progress | None = None, tapes: TapeFile | None = None
+) -> Pretrained:
+    """The model with its View, before certification. A stored tape spares the finder a forward pass."""
     family = family_of(network.config)
     n_layers = getattr(network.config.get_text_config(), "num_hidden_layers", 1)
     if n_layers is not None and n_layers < 1:
@@ -34,14 +37,15 @@ def describe_model(network: Any, tokenizer: Any, name: str, progress: Progress |
     check_weights(network)
     model_facts = facts(network, family, name, progress)
     if is_pair(network):
-        source, target = (finished(x, network) for x in describe_pair(network))
+        source, target = (finished(x, network) for x in describe_pair(network, tapes))
         source_facts = model_facts if reads_tokens(network) else model_facts | {"input": main_input(network)}
         views = [build_view(source, network, None, source_facts), build_view(target, network, None, model_facts)]
         parts = target, views[1], source, views[0]
         if not reads_tokens(network):
             return FeaturePair(network, getattr(tokenizer, "tokenizer", tokenizer), *parts, extractor_of(tokenizer))
         return PretrainedPair(network, tokenizer, *parts)
-    description = finished(family.describe(network), network)
+    options = () if tapes is None else (tapes,)
+    description = finished(family.describe(network, *options), network)
     if not reads_tokens(network):
         view = build_view(description, network, None, model_facts | {"input": main_input(network)})
         return FeatureModel(network, tokenizer, description, view)

@@ -9,6 +9,7 @@ from typing import Any
 from rheoscope.messages.message import Message
 from rheoscope.pretrained import family as family_package
 from rheoscope.pretrained.finder import describe_network
+from rheoscope.pretrained.network_inputs import is_pair
 from rheoscope.shapes import RheoscopeError
 
 
@@ -31,6 +32,11 @@ ATTENTION_FIELD = re.compile(
 HARMLESS_FIELDS = frozenset(
     {"_attn_implementation", "_attn_implementation_internal", "hidden_act", "num_labels", "pruned_heads"}
 )
+
+
+def is_found(network: Any) -> bool:
+    """Whether no family file describes a network, so that the finder does."""
+    return is_pair(network) or family_of(network.config) is describe_network
 
 
 def family_of(config: Any) -> ModuleType:

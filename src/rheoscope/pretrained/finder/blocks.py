@@ -45,7 +45,7 @@ class Layer:
 
 def is_cloud(tape: Tape, value: Value) -> bool:
     """Whether a tensor has one vector per token, and nothing else."""
-    x = tape.tensors[value]
+    x = tape.template(value)
     return (
         x.is_floating_point()
         and x.ndim in (2, 3)
@@ -94,7 +94,7 @@ def _block_call(tape: Tape, members: set[nn.Module], softmax: int, softmaxes: li
 
 def _block(tape: Tape, call: ModuleCall, softmax: int) -> Block:
     points, output = _clouds(tape, call)
-    if points is None or output is None or tape.tensors[points].shape[-1] != tape.tensors[output].shape[-1]:
+    if points is None or output is None or tape.template(points).shape[-1] != tape.template(output).shape[-1]:
         raise _no_cloud(tape, call)
     return Block(call, points, output, softmax)
 
@@ -103,7 +103,7 @@ def _no_cloud(tape: Tape, call: ModuleCall) -> RheoscopeError:
     """What a block reads in place of one cloud: several clouds (Gemma 3n), or a text of another length."""
     module, n = type(call.module).__name__, tape.n_tokens
     tensors = {
-        v: tape.tensors[v] for v in call.inputs if tape.tensors[v].is_floating_point() and tape.tensors[v].ndim > 2
+        v: tape.template(v) for v in call.inputs if tape.template(v).is_floating_point() and tape.template(v).ndim > 2
     }
     for value, x in tensors.items():
         n_clouds = x.numel() // (n * x.shape[-1])

@@ -106,7 +106,7 @@ def _normalisation(tape: Tape, operation: Operation, tokens: set[Value]) -> Norm
     factors = [x.value for x in operation.args[:2] if isinstance(x, Operand)]
     if len(factors) < 2 or not tokens.issuperset(factors):
         return None
-    sizes = [tape.tensors[factor].numel() for factor in factors]
+    sizes = [tape.template(factor).numel() for factor in factors]
     if sizes[0] == sizes[1] or (operation.name == "div" and sizes[0] < sizes[1]):
         return None
     source, scale = factors if sizes[0] > sizes[1] else factors[::-1]
@@ -166,13 +166,13 @@ def norm_constants(tape: Tape, norm: Normalisation, boundary: Value | None = Non
 
     They take the place of the norm's source, or of the `boundary` before it if the scale does not read the source.
     """
-    source = tape.tensors[norm.source]
+    source = tape.template(norm.source)
     if norm.scale is None:
         width = torch.Size(norm.operation.args[1]).numel()
         is_layer_norm = norm.operation.name == "native_layer_norm"
         eps = norm.operation.args[4 if is_layer_norm else 3]
         return NormConstants(width, float(eps or 0.0), 1.0, is_layer_norm)
-    width = source.numel() // tape.tensors[norm.scale].numel()
+    width = source.numel() // tape.template(norm.scale).numel()
     reads_source = boundary is None or norm.source in tape.ancestors(norm.scale, {norm.source, boundary})
     place = norm.source if reads_source or boundary is None else boundary
     key = "norm", width, norm.operation.name, replay_key(tape, (norm.scale,), place)
@@ -181,7 +181,7 @@ def norm_constants(tape: Tape, norm: Normalisation, boundary: Value | None = Non
 
 def _probed_constants(tape: Tape, norm: Normalisation, place: Value, width: int) -> NormConstants:
     assert norm.scale is not None
-    zeros = torch.zeros_like(tape.tensors[place], dtype=torch.float64)
+    zeros = torch.zeros_like(tape.template(place), dtype=torch.float64)
     signs = torch.ones(width, dtype=torch.float64, device=zeros.device)
     signs[: width // 2] = -1.0
     signs[-1] = 0.0 if width % 2 else 1.0
@@ -195,5 +195,5 @@ def _probed_constants(tape: Tape, norm: Normalisation, place: Value, width: int)
 
 def subtracts_mean(tape: Tape, norm: Normalisation, boundary: Value) -> bool:
     """Whether the source of a norm is the centred boundary."""
-    ones = torch.ones_like(tape.tensors[boundary], dtype=torch.float64)
+    ones = torch.ones_like(tape.template(boundary), dtype=torch.float64)
     return bool(replay(tape, [norm.source], {boundary: ones})[0].abs().max() < 1e-9)

@@ -48,14 +48,14 @@ def token_rows(tape: Tape, x: Tensor) -> Float[Tensor, "n c"]:
 
 def coordinate_shape(tape: Tape, value: Value) -> Coordinates:
     """The shape of a tensor without the tokens and without axes of size 1."""
-    x = tape.tensors[value]
+    x = tape.template(value)
     axis = token_axis(tape, x)
     return tuple(size for other, size in enumerate(x.shape) if other != axis and size > 1)
 
 
 def from_token_rows(tape: Tape, rows: Float[Tensor, "n c"], value: Value) -> Tensor:
     """Rows of tokens in the layout of a tensor of the tape."""
-    x = tape.tensors[value]
+    x = tape.template(value)
     axis = token_axis(tape, x)
     rows_first = x.movedim(axis, 0).shape
     return rows.reshape(rows_first).movedim(0, axis).contiguous()
@@ -63,7 +63,7 @@ def from_token_rows(tape: Tape, rows: Float[Tensor, "n c"], value: Value) -> Ten
 
 def filled_with(tape: Tape, value: Value, number: float) -> Tensor:
     """A tensor of one number in the shape of a tensor on the tape."""
-    return torch.full_like(tape.tensors[value], number, dtype=torch.float64)
+    return torch.full_like(tape.template(value), number, dtype=torch.float64)
 
 
 def coordinate_map(
@@ -82,10 +82,10 @@ def coordinate_map(
 
 def is_positions(tape: Tape, value: Value) -> bool:
     """Whether a tensor counts the tokens, from any number on."""
-    x = tape.tensors[value]
+    x = tape.template(value)
     if x.is_floating_point() or x.dtype is torch.bool or x.shape[-1:] != (tape.n_tokens,) or x.numel() % tape.n_tokens:
         return False
-    steps = x.reshape(-1, tape.n_tokens).diff(dim=-1)
+    steps = tape.tensors[value].reshape(-1, tape.n_tokens).diff(dim=-1)
     return bool((steps == 1).all())
 
 
@@ -103,14 +103,14 @@ def _later_positions(tape: Tape) -> dict[Value, Tensor]:
 
 
 def _coordinate_map(tape: Tape, source: Value, target: Value, constants: dict[Value, Tensor]) -> CoordinateMap:
-    n_coordinates = tape.tensors[source].numel() // tape.n_tokens
+    n_coordinates = tape.template(source).numel() // tape.n_tokens
     constants = _positions_from_zero(tape, source, target) | constants
 
     def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, " t"]:
         rows = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source)
         return token_rows(tape, replay(tape, [target], {**constants, source: rows})[0])[0]
 
-    device = tape.tensors[source].device
+    device = tape.template(source).device
     bias = arrives(torch.zeros(n_coordinates, dtype=torch.float64, device=device))
     gain = arrives(torch.ones(n_coordinates, dtype=torch.float64, device=device)) - bias
     dyed = arrives(torch.arange(1, n_coordinates + 1, dtype=torch.float64, device=device)) - bias

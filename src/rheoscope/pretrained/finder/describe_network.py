@@ -45,6 +45,7 @@ from rheoscope.pretrained.finder.stream_ends import (
     token_table,
 )
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
+from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
 from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
 from rheoscope.pretrained.unsupported_networks import refuse_packed_patches
@@ -60,11 +61,15 @@ FAMILY = "found"
 """The family in the facts of a network that this file describes."""
 
 
-@torch.no_grad()
-def describe(network: Any) -> ModelDescription:
-    """The description of a network from one recorded forward pass."""
+def describe(network: Any, file: TapeFile | None = None) -> ModelDescription:
+    """The description of a network from one recorded forward pass, or from one that a file has stored."""
     refuse_packed_patches(network)
-    tape = record_forward(network)
+    return describe_tape(network, file, record_forward, describe_stream)
+
+
+@torch.no_grad()
+def describe_stream(network: Any, tape: Tape) -> ModelDescription:
+    """The description of a network with one stream."""
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
     all_blocks = find_blocks(tape, network, softmaxes)
     own = [block for block in all_blocks if reads_own_points(tape, block)]
@@ -156,7 +161,7 @@ def record_features(network: Any) -> Tape:
     for inputs in feature_inputs(network):
         with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
             network(**inputs)
-        shapes = [tape.tensors[tape.operations[i].results[0]].shape[-2:] for i in softmax_indices(tape)]
+        shapes = [tape.template(tape.operations[i].results[0]).shape[-2:] for i in softmax_indices(tape)]
         tape.n_tokens, tape.has_own_size = next((n for n, n_keys in shapes if n == n_keys), 0), not tapes
         if tape.n_tokens not in sizes:
             return tape
@@ -167,7 +172,7 @@ def record_features(network: Any) -> Tape:
 def square_softmaxes(tape: Tape) -> list[int]:
     """The softmaxes of tokens over tokens. Others pool the last points into a vector."""
     square = (tape.n_tokens, tape.n_tokens)
-    return [i for i in softmax_indices(tape) if tape.tensors[tape.operations[i].results[0]].shape[-2:] == square]
+    return [i for i in softmax_indices(tape) if tape.template(tape.operations[i].results[0]).shape[-2:] == square]
 
 
 @contextmanager

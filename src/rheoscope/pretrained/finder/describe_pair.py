@@ -1,7 +1,7 @@
 """Describe an encoder-decoder: two stacks with clouds of their own, and the cross-attention between them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from rheoscope.pretrained.finder.projections import match_projection
 from rheoscope.pretrained.finder.softmax_calls import read_softmax_call, softmax_indices
 from rheoscope.pretrained.finder.stream_ends import no_vocabulary
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
+from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
 from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
@@ -49,13 +50,18 @@ class PairTape:
         """The softmaxes with these queries and keys."""
         sizes = queries.n_tokens, keys.n_tokens
         tape = self.source
-        return [i for i in softmax_indices(tape) if tape.tensors[tape.operations[i].results[0]].shape[-2:] == sizes]
+        return [i for i in softmax_indices(tape) if tape.template(tape.operations[i].results[0]).shape[-2:] == sizes]
+
+
+def describe_pair(network: Any, file: TapeFile | None = None) -> tuple[ModelDescription, ModelDescription]:
+    """The descriptions of the encoder and of the decoder, from one forward pass, or from one that a file has stored."""
+    return describe_tape(network, file, record_pair, describe_streams)
 
 
 @torch.no_grad()
-def describe_pair(network: Any) -> tuple[ModelDescription, ModelDescription]:
-    """The descriptions of the encoder and of the decoder, which has the heads of cross-attention too."""
-    pair = record_pair(network)
+def describe_streams(network: Any, tape: Tape) -> tuple[ModelDescription, ModelDescription]:
+    """The description of the encoder and that of the decoder, which has the heads of cross-attention too."""
+    pair = PairTape(tape, tape.counting(target_length(network)))
     source_blocks = find_blocks(pair.source, network, pair.softmaxes(pair.source, pair.source))
     source_layers = group_layers(pair.source, network, source_blocks)
     source_described = [describe_block(pair.source, layer.block) for layer in source_layers]
@@ -77,32 +83,41 @@ def describe_pair(network: Any) -> tuple[ModelDescription, ModelDescription]:
     return replace(encoder, is_encoder=True), decoder
 
 
-def record_pair(network: Any) -> PairTape:
-    """A tape of the network on a source and a target of different lengths."""
+def free_lengths(network: Any) -> Iterator[int]:
+    """Lengths of texts that are no size of the network, that of the target first."""
+    sizes = network_sizes(network)
+    return (n for n in PROBE_LENGTHS if n not in sizes)
+
+
+def target_length(network: Any) -> int:
+    """The number of tokens of the recorded target."""
+    return next(free_lengths(network))
+
+
+def record_pair(network: Any) -> Tape:
+    """A tape of the network on a source and a target of different lengths. It counts the tokens of the source."""
     if not reads_tokens(network):
         return record_feature_pair(network)
-    free = [n for n in PROBE_LENGTHS if n not in network_sizes(network)]
-    n_source, n_target = next((s, t) for s, t in product(free, free) if s != t)
+    n_target, n_source, *_ = free_lengths(network)
     source, target = (spread_ids(network, n) for n in (n_source, n_target))
     with visible_softmax(network), plain_products(network), record_tape(network, n_source) as tape:
         network(input_ids=source, decoder_input_ids=target.flip(-1), use_cache=False)
-    return PairTape(tape, Tape(n_target, tape.operations, tape.calls, tape.tensors))
+    return tape
 
 
-def record_feature_pair(network: Any) -> PairTape:
+def record_feature_pair(network: Any) -> Tape:
     """The same for a source of random features, if possible with a number of tokens that is no size of the network."""
-    sizes, pairs = network_sizes(network), list[PairTape]()
-    n_target = next(n for n in PROBE_LENGTHS if n not in sizes)
+    sizes, tapes, n_target = network_sizes(network), list[Tape](), target_length(network)
     target = spread_ids(network, n_target)
     for inputs in feature_inputs(network):
         with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
             network(**inputs, decoder_input_ids=target, use_cache=False)
-        shapes = [tape.tensors[tape.operations[i].results[0]].shape[-2:] for i in softmax_indices(tape)]
+        shapes = [tape.template(tape.operations[i].results[0]).shape[-2:] for i in softmax_indices(tape)]
         tape.n_tokens = next((n for n, n_keys in shapes if n == n_keys != n_target), 0)
-        pairs.append(PairTape(tape, Tape(n_target, tape.operations, tape.calls, tape.tensors)))
+        tapes.append(tape)
         if tape.n_tokens not in sizes:
-            return pairs[-1]
-    return pairs[0]
+            return tape
+    return tapes[0]
 
 
 def cross_heads(pair: PairTape, block: Block, described: DescribedBlock, memory: Value) -> CrossHeads:

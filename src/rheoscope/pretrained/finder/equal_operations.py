@@ -11,7 +11,9 @@ UNDETERMINED = frozenset({"empty", "new_empty", "empty_like", "rand", "randn", "
 
 def value_numbers(tape: Tape) -> list[int]:
     """A number for every tensor of a tape, the same for tensors that equal operations make of the same tensors."""
-    return tape.share("value numbers", lambda: _value_numbers(tape))
+    if not tape.equal_values:
+        tape.equal_values.extend(_value_numbers(tape))
+    return tape.equal_values
 
 
 def _value_numbers(tape: Tape) -> list[int]:
@@ -38,7 +40,7 @@ def replay_key(tape: Tape, targets: Sequence[Value], source: Value) -> Any:
         steps.append(_operation_key(operation, lambda v: local.get(v, numbers[v])))
         for value in operation.results:
             local[value] = -1 - len(local)
-    x = tape.tensors[source]
+    x = tape.template(source)
     return x.shape, x.dtype, x.device, tuple(steps), tuple(local.get(v, numbers[v]) for v in targets)
 
 

@@ -54,11 +54,11 @@ def read_sinks(tape: Tape, gate: Gate, call: SoftmaxCall) -> Float[Tensor, " h"]
         token_rows(tape, replay(tape, [gate.other], {scores: filled_with(tape, scores, number)})[0]).logit()
         for number in (0.0, 2.0)
     ]
-    sinks = math.log(tape.tensors[scores].shape[-1]) - logits[0]
+    sinks = math.log(tape.template(scores).shape[-1]) - logits[0]
     is_sink = bool(torch.isclose(logits[1] - logits[0], torch.tensor(2.0, dtype=torch.float64)).all())
     if not is_sink or sinks.shape[1] != len(call.scale) or not bool(torch.isclose(sinks, sinks[:1]).all()):
         raise RheoscopeError(Message("a gate depends on scores, but not as a sink does"))
-    return sinks[0].to(tape.tensors[scores].dtype)
+    return sinks[0].to(tape.template(scores).dtype)
 
 
 def gate_function(

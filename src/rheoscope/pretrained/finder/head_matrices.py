@@ -90,7 +90,7 @@ def read_norm(tape: Tape, stage: Normalisation, points: Value, result: Value) ->
         bias = bias if offset is None else bias + following.gain * offset
     gain = gain * constants.gain
     centres = constants.subtracts_mean or (stage.scale is not None and subtracts_mean(tape, stage, points))
-    dtype = torch.promote_types(tape.tensors[points].dtype, torch.float32)
+    dtype = torch.promote_types(tape.template(points).dtype, torch.float32)
     plain = Norm(lambda x: x, None, None, constants.eps, centres)
     call = module_call_of(tape, points, result)
     gain_or_none = None if bool((gain == 1).all()) else gain.to(dtype)

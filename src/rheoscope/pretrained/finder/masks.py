@@ -63,7 +63,7 @@ def read_mask(tape: Tape, call: SoftmaxCall) -> Mask:
 def _mask_tables(tape: Tape, call: SoftmaxCall) -> set[Value]:
     """The tables of pairs that enter the scores, before they are cut to the size of the text."""
     between = tape.ancestors(call.scores, {call.score})
-    tables = {v for v in between if tape.n_tokens in tape.tensors[v].shape[-1:] and v < call.queries}
+    tables = {v for v in between if tape.n_tokens in tape.template(v).shape[-1:] and v < call.queries}
     read = {x for v in tables if (operation := tape.operation_of(v)) is not None for x in operation.operands}
     return (tables - read) | {v for v in between if _is_table(tape, v)}
 
@@ -118,12 +118,12 @@ def _query_positions(tape: Tape, call: SoftmaxCall) -> QueryPositionSource | Non
 
 def is_arange(tape: Tape, value: Value) -> bool:
     operation = tape.operation_of(value)
-    return operation is not None and operation.name == "arange" and tape.tensors[value].shape == (tape.n_tokens,)
+    return operation is not None and operation.name == "arange" and tape.template(value).shape == (tape.n_tokens,)
 
 
 def _is_table(tape: Tape, value: Value) -> bool:
     """Whether a tensor is a buffer of the network with an entry for every pair of positions."""
-    x = tape.tensors[value]
+    x = tape.template(value)
     return value not in tape.producer and x.ndim >= 2 and x.shape[-1] == x.shape[-2] > tape.n_tokens
 
 

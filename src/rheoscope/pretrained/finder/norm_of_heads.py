@@ -61,7 +61,7 @@ def read_norm_of_heads(tape: Tape, call: SoftmaxCall, norm: Normalisation, targe
 
 def head_placement(tape: Tape, call: SoftmaxCall, target: Value) -> HeadPlacement:
     """Where the coordinates of heads arrive, read with the outputs of one head at a time, at the first token."""
-    n_heads, widths = len(call.scale), [tape.tensors[v].shape[-1] for v in call.outputs]
+    n_heads, widths = len(call.scale), [tape.template(v).shape[-1] for v in call.outputs]
     n_coordinates = sum(widths)
 
     def arrives(head: int, numbers: Float[Tensor, " e"]) -> Float[Tensor, " z"]:
@@ -72,7 +72,7 @@ def head_placement(tape: Tape, call: SoftmaxCall, target: Value) -> HeadPlacemen
             substitutions[value] = from_token_rows(tape, rows.flatten(1), value)
         return token_rows(tape, replay(tape, [target], substitutions)[0])[0]
 
-    device = tape.tensors[call.output].device
+    device = tape.template(call.output).device
     ones = torch.ones(n_coordinates, dtype=torch.float64, device=device)
     index, factor = list[Tensor](), list[Tensor]()
     if bool((arrives(0, 0 * ones) != 0).any()):

@@ -93,7 +93,7 @@ def _rows_of_heads(
     """The rows of the output matrix that belong to each head, with their factors; a view of the matrix if there are none."""
     open_gate = {} if gate is None else {gate.other: filled_with(tape, gate.other, 1.0)}
     rows = coordinate_map(tape, call.output, weight.source, open_gate)
-    n_heads, width = len(call.scale), tape.tensors[call.output].shape[-1]
+    n_heads, width = len(call.scale), tape.template(call.output).shape[-1]
     numbers = torch.arange(len(rows.index), device=rows.index.device)
     order = torch.empty_like(rows.index).scatter_(0, rows.index, numbers)
     in_order = torch.equal(order, numbers)

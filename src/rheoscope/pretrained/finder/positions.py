@@ -1,7 +1,7 @@
 """How scores depend on positions: rotations of queries and keys, or a bias for every distance."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.position import NoPosition, Position
@@ -19,6 +19,8 @@ NEAR_BIAS = 1e-5
 """Biases that differ by less are equal: their tables are computed in float32."""
 FARTHEST_BUCKET = 300
 """Buckets are compared at every distance below this one, beyond which T5's buckets no longer differ."""
+Mover = tuple[Value, int]
+"""Positions of queries (sign 1) or of keys (sign -1) on a tape."""
 MAX_DISTANCES = (128, *range(2, FARTHEST_BUCKET))
 """Largest distances of T5's buckets, the common one first."""
 
@@ -39,7 +41,7 @@ def find_rotation(
     tape: Tape, rows: Value, projection: Projection, tokens: set[Value]
 ) -> RotaryTables | PlaceTables | None:
     """The rotation after the norm of queries, or before it if the norm has the same gain everywhere."""
-    width = tape.tensors[rows].shape[-1]
+    width = tape.template(rows).shape[-1]
     arrivals: tuple[Arrival, ...] = tuple(
         (part.norm.norm.result if part.norm else part.weight.result, part.placement) for part in projection.parts
     )
@@ -83,42 +85,53 @@ def _bucket_tables(tape: Tape, call: SoftmaxCall) -> list[Value]:
     lookups = [tape.operation_of(v) for v in sorted(behind)]
     tables = [x.operands[0] for x in lookups if x is not None and x.name in ("embedding", "index") and x.operands]
     return [
-        v for v in dict.fromkeys(tables) if tape.tensors[v].ndim == 2 and tape.tensors[v].shape[1] == len(call.scale)
+        v for v in dict.fromkeys(tables) if tape.template(v).ndim == 2 and tape.template(v).shape[1] == len(call.scale)
     ]
 
 
 def _buckets(tape: Tape, call: SoftmaxCall, table: Float[Tensor, "buckets h"]) -> Buckets:
-    """T5's buckets with the largest distance that reproduces the bias near and far from the diagonal."""
+    """T5's buckets with the largest distance that reproduces the bias near and far from the diagonal.
+
+    Each query is moved by another shift, so that those of one text are at many distances from the keys that they see.
+    """
     assert call.bias is not None
     mover = _bias_positions(tape, call)
     if mover is None:
         raise RheoscopeError(Message("the bias of the scores does not follow positions"))
-    shifts = range(tape.n_tokens - 2, FARTHEST_BUCKET, tape.n_tokens - 2)
-    recorded = [(0, call.bias)] + [(shift, _shifted_bias(tape, call, mover, shift)) for shift in shifts]
-    for is_bidirectional in (True, False):
-        for max_distance in MAX_DISTANCES:
+    steps = torch.arange(tape.n_tokens, device=call.bias.device).cumsum(0)
+    shifts = [start + steps for start in range(0, FARTHEST_BUCKET, int(steps[-1]) + tape.n_tokens)]
+    recorded = [(mover, 0 * steps, call.bias), *((mover, x, _shifted_bias(tape, call, mover, x)) for x in shifts)]
+    for max_distance in MAX_DISTANCES:
+        for is_bidirectional in (True, False):
             if max_distance <= len(table) // (4 if is_bidirectional else 2):
                 continue
             buckets = Buckets(table.detach(), max_distance, is_bidirectional)
-            if all(_is_bias(buckets, bias, call.mask, shift) for shift, bias in recorded):
+            if all(_is_bias(buckets, *x, call.mask) for x in recorded):
                 return buckets
     raise RheoscopeError(Message("the bias of the scores is looked up from a table, but not by T5's buckets"))
 
 
-def _is_bias(buckets: Buckets, bias: Float[Tensor, "h n n"], mask: Bool[Tensor, "n n"], shift: int) -> bool:
-    """Whether buckets give this bias, where queries are `shift` positions later."""
-    positions = torch.arange(bias.shape[-1], device=bias.device)
-    gap = torch.where(mask, buckets.bias(positions + shift, positions).to(bias) - bias, 0.0)
+def _is_bias(
+    buckets: Buckets,
+    mover: Mover,
+    shifts: Int[Tensor, " n"],
+    bias: Float[Tensor, "h n n"],
+    mask: Bool[Tensor, "n n"],
+) -> bool:
+    """Whether buckets give this bias, where queries are later by their shifts, or keys earlier by theirs."""
+    i = torch.arange(bias.shape[-1], device=bias.device)
+    queries, keys = (i + shifts, i) if mover[1] > 0 else (i, i - shifts.flip(0))
+    gap = torch.where(mask, buckets.bias(queries, keys).to(bias) - bias, 0.0)
     return float(gap.abs().max()) <= NEAR_BIAS
 
 
-def _bias_positions(tape: Tape, call: SoftmaxCall) -> tuple[Value, int] | None:
+def _bias_positions(tape: Tape, call: SoftmaxCall) -> Mover | None:
     """The positions of queries that decide the bias, or those of keys, with the sign by which queries move."""
     assert call.bias is not None
     behind = tape.ancestors(call.scores, call.boundary)
     for value in sorted(v for v in behind if is_arange(tape, v)):
         for sign in (1, -1):
-            near = _shifted_bias(tape, call, (value, sign), 1)
+            near = _shifted_bias(tape, call, (value, sign), torch.ones_like(tape.tensors[value]))
             moves = torch.where(call.mask[1:] & call.mask[:-1], near[:, :-1] - call.bias[:, 1:], 0.0)
             changes = torch.where(call.mask, near - call.bias, 0.0)
             if float(moves.abs().max()) <= NEAR_BIAS < float(changes.abs().max()):
@@ -126,7 +139,8 @@ def _bias_positions(tape: Tape, call: SoftmaxCall) -> tuple[Value, int] | None:
     return None
 
 
-def _shifted_bias(tape: Tape, call: SoftmaxCall, mover: tuple[Value, int], shift: int) -> Float[Tensor, "h n n"]:
-    """The bias of queries that are `shift` positions later."""
+def _shifted_bias(tape: Tape, call: SoftmaxCall, mover: Mover, shifts: Int[Tensor, " n"]) -> Float[Tensor, "h n n"]:
+    """The bias of queries that are later by these shifts, or of keys that are earlier by the same in reverse order."""
     value, sign = mover
-    return constant_scores(tape, call, {value: tape.tensors[value] + sign * shift})[0]
+    x = tape.tensors[value]
+    return constant_scores(tape, call, {value: x + shifts.to(x) if sign > 0 else x - shifts.flip(0).to(x)})[0]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.coordinates import CoordinateMap, from_token_rows, is_positions, token_rows
-from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay, tensors_of, with_tensors
 from rheoscope.shapes import RheoscopeError
 
 N_PROBES, FAR_POSITION = 4, 1 << 20
@@ -95,12 +94,12 @@ def rotated_rows(
     """What becomes of a vector of the first head at every position."""
     substitutions = dict(constants)
     for source, placement in arrivals:
-        numbers = torch.zeros(tape.tensors[source].numel() // tape.n_tokens, dtype=torch.float64)
+        numbers = torch.zeros(tape.template(source).numel() // tape.n_tokens, dtype=torch.float64)
         filled = placement.is_filled.cpu()
         wanted = pattern.repeat(len(filled) // width)[filled] - placement.bias.cpu()[filled]
         numbers[placement.index.cpu()[filled]] = wanted / placement.gain.cpu()[filled]
         substitutions[source] = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source).to(
-            tape.tensors[source].device
+            tape.template(source).device
         )
     return token_rows(tape, replay(tape, [rows], substitutions)[0]).cpu()[:, :width]
 
@@ -151,7 +150,7 @@ class PositionSource:
         """The last position that is a row of all tables that positions are looked up in."""
         readers = self.tape.descendants(set(self.positions))
         rows = [
-            self.tape.tensors[operation.operands[0]].shape[operation.args[1] if operation.name == "gather" else 0]
+            self.tape.template(operation.operands[0]).shape[operation.args[1] if operation.name == "gather" else 0]
             for operation in self.tape.operations
             if operation.name in LOOKUPS and operation.operands[-1] in readers and operation.operands[0] not in readers
         ]
@@ -177,22 +176,19 @@ class PositionSource:
     @property
     def _device(self) -> torch.device:
         assert self.call is not None
-        return next((self.tape.tensors[v].device for v in self.call.inputs), torch.device("cpu"))
+        return next((self.tape.template(v).device for v in self.call.inputs), torch.device("cpu"))
 
     @torch.no_grad()
     def _at_positions(self, positions: Int[Tensor, " n"]) -> dict[Value, Tensor]:
         """The outputs of the module for other positions."""
         assert self.call is not None
 
-        def at_positions(x: Any) -> Any:
-            is_position = isinstance(x, Tensor) and not x.is_floating_point() and x.shape[-1:] == (self.tape.n_tokens,)
+        def at_positions(x: Tensor) -> Tensor:
+            is_position = not x.is_floating_point() and x.shape[-1:] == (self.tape.n_tokens,)
             return positions.expand(*x.shape[:-1], len(positions)) if is_position else x
 
-        out = self.call.module(
-            *map(at_positions, self.call.args), **{name: at_positions(x) for name, x in self.call.kwargs.items()}
-        )
-        tensors = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
-        return dict(zip(self.call.outputs, tensors, strict=True))
+        args, kwargs = with_tensors((self.call.args, self.call.kwargs), lambda v: at_positions(self.tape.tensors[v]))
+        return dict(zip(self.call.outputs, tensors_of(self.call.module(*args, **kwargs)), strict=True))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -200,7 +196,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _token_axis(tape: Tape, value: Value) -> int:
-    return next(axis for axis, size in enumerate(tape.tensors[value].shape) if size == tape.n_tokens)
+    return next(axis for axis, size in enumerate(tape.template(value).shape) if size == tape.n_tokens)
 
 
 def read_rotation(
@@ -218,7 +214,7 @@ def read_rotation(
 
 def _is_table(tape: Tape, value: Value) -> bool:
     """Whether a tensor has numbers for every token and was returned by a module, or holds positions."""
-    return value in tape.returned and tape.n_tokens in tape.tensors[value].shape
+    return value in tape.returned and tape.n_tokens in tape.template(value).shape
 
 
 def _read_rotation(

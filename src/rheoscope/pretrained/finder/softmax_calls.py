@@ -68,10 +68,14 @@ class SoftmaxCall:
 
 def softmax_indices(tape: Tape) -> list[int]:
     """The indices of all softmaxes over keys."""
+    return tape.share("softmaxes", lambda: _softmax_indices(tape))
+
+
+def _softmax_indices(tape: Tape) -> list[int]:
     return [
         index
         for index, operation in enumerate(tape.operations)
-        if operation.name in SOFTMAX_OPERATIONS and tape.tensors[operation.results[0]].ndim >= 3
+        if operation.name in SOFTMAX_OPERATIONS and tape.template(operation.results[0]).ndim >= 3
     ]
 
 
@@ -89,7 +93,8 @@ def distinct_softmaxes(tape: Tape) -> list[int]:
 def repeated_softmaxes(tape: Tape, index: int) -> list[int]:
     """The later softmaxes in the same call of a module that equal operations lead to (DiffLlama has one for each half of its values)."""
     numbers, call = value_numbers(tape), _innermost_call(tape, index)
-    later = [i for i in softmax_indices(tape) if i > index and _innermost_call(tape, i) is call]
+    end = len(tape.operations) if call is None else call.last_operation
+    later = [i for i in softmax_indices(tape) if index < i < end and _innermost_call(tape, i) is call]
     weights = [numbers[tape.operations[i].results[0]] for i in (index, *later)]
     return [i for i, number in zip(later, weights[1:], strict=True) if number == weights[0]]
 
@@ -152,7 +157,7 @@ def score_product(tape: Tape, scores: Value, tokens: set[Value]) -> Operation:
         if operation.name in MATRIX_PRODUCTS and all(x.value in tokens for x in operation.args[-2:]):
             products[tape.producer[current]] = operation
         else:  # whole numbers only choose among keys
-            pending.extend(x for x in operation.operands if tape.tensors[x].is_floating_point())
+            pending.extend(x for x in operation.operands if tape.template(x).is_floating_point())
     if len(products) != 1:
         raise RheoscopeError(
             Message(
@@ -182,10 +187,10 @@ def constant_scores(
     tape: Tape, call: SoftmaxCall, constants: dict[Value, Tensor]
 ) -> tuple[Float[Tensor, "h n s"], Float[Tensor, " h"] | None]:
     """The scores of queries that are 0 (mask and bias), and those of sinks, if any."""
-    zeros = {x: torch.zeros_like(tape.tensors[x]) for x in (call.queries, call.keys)}
+    zeros = {x: torch.zeros_like(tape.template(x)) for x in (call.queries, call.keys)}
     chosen = {x: tape.tensors[x] for x in call.chosen}
     table = replay_as_recorded(tape, [call.scores], {**constants, **chosen, **zeros})[0].double()
-    n_heads, n_keys = _table(tape.tensors[call.score]).shape[0], tape.tensors[call.score].shape[-1]
+    n_heads, n_keys = _table(tape.template(call.score)).shape[0], tape.template(call.score).shape[-1]
     table = _table(table).expand(n_heads, -1, -1)
     if table.shape[-1] == n_keys:
         return table, None
@@ -204,7 +209,7 @@ def score_map(tape: Tape, call: SoftmaxCall, mask: Bool[Tensor, "n s"]) -> tuple
     column, other = (int(mask[row].nonzero()[i]) for i in (0, -1))
 
     def probe(number: float) -> Float[Tensor, " h"]:
-        product = torch.zeros_like(tape.tensors[call.score], dtype=torch.float64)
+        product = torch.zeros_like(tape.template(call.score), dtype=torch.float64)
         product[..., row, column] = number
         table = _table(replay(tape, [call.scores], {call.score: product})[0])
         return table[:, row, column] - table[:, row, other]

@@ -85,7 +85,7 @@ class StreamReader:
         operands = [x.value for x in args[:2] if isinstance(x, Operand)]
         if name in ("add", "sub") and len(operands) == 2:
             if any(
-                self.tape.tensors[x].shape[-2:] != self.tape.tensors[self.block.points].shape[-2:] for x in operands
+                self.tape.template(x).shape[-2:] != self.tape.template(self.block.points).shape[-2:] for x in operands
             ):
                 return None
             second = float(kwargs.get("alpha", 1.0)) * (-1.0 if name == "sub" else 1.0)
@@ -103,8 +103,8 @@ class StreamReader:
         if isinstance(argument, int | float):
             return float(argument)
         if isinstance(argument, Operand):
-            x = self.tape.tensors[argument.value]
-            return float(x) if x.numel() == 1 and self.tape.producer.get(argument.value) is None else None
+            is_number = self.tape.template(argument.value).numel() == 1 and argument.value not in self.tape.producer
+            return float(self.tape.tensors[argument.value]) if is_number else None
         return None
 
 
@@ -150,7 +150,7 @@ def _first_of(reader: StreamReader, terms: list[Value], weights: set[Value], ear
     """The only term that depends on some weights and on no other term, apart from earlier ones."""
     candidates = [term for term in terms if term in weights and term not in earlier]
     others = set(terms) - earlier
-    first = [x for x in candidates if (others - {x}).isdisjoint(reader.tape.ancestors(x, {reader.block.points}))]
+    first = [x for x in candidates if (others - {x}).isdisjoint(reader.tape.ancestors(x, since=reader.block.points))]
     return first[0] if len(first) == 1 else None
 
 

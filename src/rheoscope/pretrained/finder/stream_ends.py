@@ -14,12 +14,14 @@ from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
 from rheoscope.pretrained.finder.coordinates import coordinate_map, is_positions
 from rheoscope.pretrained.finder.feed_forward import apply_modules, module_chain
 from rheoscope.pretrained.finder.head_matrices import read_norm
-from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay_as_recorded
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import Norm
 
 VOCABULARY_CHUNK = 1 << 14
 """Entries of the vocabulary that are converted to float32 together."""
+COMPARED_TOKENS = 4
+"""Tokens whose logits are compared."""
 CLOSE = 1e-3
 """The relative error up to which logits of half-precision networks count as equal."""
 
@@ -50,7 +52,7 @@ def token_table(network: Any) -> Any:
 
 def no_vocabulary(tape: Tape, points: Value) -> nn.Embedding:
     """The embedding of a network that reads no token ids: it has no rows."""
-    x = tape.tensors[points]
+    x = tape.template(points)
     return nn.Embedding.from_pretrained(x.new_empty(0, x.shape[-1]))
 
 
@@ -85,7 +87,7 @@ def read_embedding(tape: Tape, table: Any, points: Value) -> Embedding:
 
 
 def _has_tokens(tape: Tape, value: Value) -> bool:
-    return tape.n_tokens in tape.tensors[value].shape[:-1]
+    return tape.n_tokens in tape.template(value).shape[:-1]
 
 
 def find_final_norm(tape: Tape, output: Value) -> Norm:
@@ -124,7 +126,7 @@ def logits_value(tape: Tape, output: Value, n_vocabulary: int) -> Value | None:
     """The last tensor on the tape with one number per token and vocabulary entry."""
     tokens = tape.descendants({output})
     shape = (tape.n_tokens, n_vocabulary)
-    values = [v for x in tape.operations for v in x.results if v in tokens and tape.tensors[v].shape[-2:] == shape]
+    values = [v for x in tape.operations for v in x.results if v in tokens and tape.template(v).shape[-2:] == shape]
     return values[-1] if values else None
 
 
@@ -153,23 +155,23 @@ class Unembedding:
 def read_unembedding(
     tape: Tape, network: Any, output: Value, logits: Value | None, norm: Norm, cap: float | None
 ) -> Unembedding:
-    """The factor of the logits, by comparison of the recorded logits with those of the last points."""
+    """The factor of the logits, by comparison of the network's logits with the norm and the unembedding at random points."""
     module = network.get_output_embeddings()
     if module is None or logits is None or not isinstance(getattr(module, "weight", None), Tensor):
         return Unembedding(None, None)
     weight, bias = effective_weights(module)
     projection = _output_projection(tape, output, logits, weight)
-    x = norm.apply(tape.tensors[output])
+    points = random_points(tape, output)
+    x = norm.apply(points).flatten(0, -2)[:COMPARED_TOKENS]
     x = x if projection is None else x @ projection.to(x)
     if x.shape[-1] != weight.shape[-1]:
         return Unembedding(None, None)
     own = _unembedded(x, weight)
-    expected = tape.tensors[logits].double().reshape(own.shape)
+    recorded = replay_as_recorded(tape, [logits], {output: points})[0]
+    expected = recorded.flatten(0, -2)[:COMPARED_TOKENS].double()
     if cap is not None:
         expected = cap * torch.atanh((expected / cap).clamp(-1 + 1e-7, 1 - 1e-7))
     expected = expected if bias is None else expected - bias.double()
-    expected = expected.reshape(-1, own.shape[-1])
-    own = own.reshape(expected.shape)
     varying, expected_varying = own - own.mean(0), expected - expected.mean(0)  # a bias is the same for all tokens
     scale = float((varying * expected_varying).sum() / varying.square().sum())
     scale = 1.0 if abs(scale - 1) < CLOSE else scale
@@ -178,6 +180,12 @@ def read_unembedding(
     offset = (expected - own * scale).mean(0)
     has_offset = float(offset.abs().max()) > CLOSE * float(expected.abs().max())
     return Unembedding(scale, projection, offset.to(x) if has_offset else None)
+
+
+def random_points(tape: Tape, value: Value) -> Tensor:
+    """Random numbers in the shape and dtype of a tensor on the tape."""
+    x = tape.template(value)
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
 
 
 def _unembedded(x: Tensor, weight: Float[Tensor, "v w"]) -> Tensor:
@@ -189,7 +197,7 @@ def _unembedded(x: Tensor, weight: Float[Tensor, "v w"]) -> Tensor:
 
 def _output_projection(tape: Tape, output: Value, logits: Value, weight: Tensor) -> Float[Tensor, "d w"] | None:
     """The matrix between the last points and a narrower unembedding."""
-    width = tape.tensors[output].shape[-1]
+    width = tape.template(output).shape[-1]
     if weight.shape[-1] == width:
         return None
     tokens = tape.descendants({output})
@@ -207,5 +215,5 @@ def longest_text(tape: Tape) -> int | None:
     for operation in tape.operations:
         if operation.name == "embedding" and is_positions(tape, operation.operands[1]):
             first = int(tape.tensors[operation.operands[1]].flatten()[0])
-            limits.append(len(tape.tensors[operation.operands[0]]) - first)
+            limits.append(len(tape.template(operation.operands[0])) - first)
     return min(limits) if limits else None

@@ -1,8 +1,8 @@
 """A tape: every operation of one forward pass, and every call of a module, with the tensors that went in and came out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +45,7 @@ class Operation:
     @cached_property
     def name(self) -> str:
         """The name without its overload: "mm", "native_layer_norm"."""
-        if isinstance(self.function, _WriteView):
+        if isinstance(self.function, WriteView):
             return "slice_scatter"
         return self.function.__name__.split(".")[0].removesuffix("_")
 
@@ -66,7 +66,10 @@ def _operand_values(arguments: Any) -> Iterator[Value]:
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One call of a module: the tensors that it was given and returned, and the operations that ran inside it."""
+    """One call of a module: the tensors that it was given and returned, and the operations that ran inside it.
+
+    `args` and `kwargs` have tensors as `Operand`s.
+    """
 
     module: nn.Module
     inputs: tuple[Value, ...]
@@ -87,9 +90,13 @@ class Tape:
     n_tokens: int
     operations: list[Operation] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: Sequence[Tensor] = field(default_factory=list)
     shared: dict[Any, Any] = field(default_factory=dict)
     """What several layers have in common, such as masks and rotary tables, by what it is made of."""
+    equal_values: list[Value] = field(default_factory=list)
+    """For every tensor the first one that equal operations make of the same tensors. It is filled when it is first needed."""
+    templates: Sequence[Tensor] | None = None
+    """Tensors of the same shapes, dtypes and devices, if those of `tensors` are computed only when they are needed."""
     has_own_size: bool = False
     """Whether it holds features of the network's own size, so that the places of its tokens are those of every input of this size."""
 
@@ -112,6 +119,14 @@ class Tape:
                 result.setdefault(value, []).append(index)
         return result
 
+    def counting(self, n_tokens: int) -> "Tape":
+        """The same operations, as those of a text of `n_tokens` tokens."""
+        return replace(self, n_tokens=n_tokens, shared={})
+
+    def template(self, value: Value) -> Tensor:
+        """A tensor with the shape, dtype and device of one on the tape. Its numbers may be missing."""
+        return (self.tensors if self.templates is None else self.templates)[value]
+
     def share(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make`, computed once for each key."""
         if key not in self.shared:
@@ -132,21 +147,21 @@ class Tape:
                 reached.update(operation.results)
         return reached
 
-    def ancestors(self, value: Value, boundary: set[Value] = frozenset()) -> set[Value]:  # type: ignore[assignment]
-        """All tensors that this one depends on, itself included, without those behind a boundary."""
+    def ancestors(self, value: Value, boundary: Set[Value] = frozenset(), since: Value = 0) -> set[Value]:
+        """All tensors that this one depends on, itself included, without those behind a boundary and those before `since`."""
         reached, pending = {value}, [value]
         while pending:
             current = pending.pop()
             operation = None if current in boundary else self.operation_of(current)
             if operation is not None:
-                new = set(operation.operands) - reached
+                new = {x for x in operation.operands if x >= since and x not in reached}
                 reached |= new
                 pending.extend(new)
         return reached
 
 
 @dataclass(frozen=True, eq=False)
-class _WriteView:
+class WriteView:
     """The base of a view after new numbers were written through the view."""
 
     function: Any
@@ -164,8 +179,9 @@ class _WriteView:
 @contextmanager
 def record_tape(network: nn.Module, n_tokens: int) -> Iterator[Tape]:
     """Record all operations and module calls of a network that runs inside the block, without gradients."""
-    tape = Tape(n_tokens)
-    recorder = _Recorder(tape)
+    tensors = list[Tensor]()
+    tape = Tape(n_tokens, tensors=tensors)
+    recorder = _Recorder(tape, tensors)
     with recorder.module_hooks(network), torch.no_grad(), recorder:
         yield tape
 
@@ -173,9 +189,9 @@ def record_tape(network: nn.Module, n_tokens: int) -> Iterator[Tape]:
 class _Recorder(TorchDispatchMode):
     """Numbers every tensor. It keeps all of them alive, so that no identity is used twice."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, tensors: list[Tensor]) -> None:
         super().__init__()
-        self.tape = tape
+        self.tape, self.tensors = tape, tensors
         self.number: dict[int, Value] = {}
         self.open_modules: list[nn.Module] = []
         self.view_of: dict[int, tuple[Tensor, Any, tuple[Any, ...], dict[str, Any], int]] = {}
@@ -215,7 +231,7 @@ class _Recorder(TorchDispatchMode):
         while id(x) in self.view_of:
             base, function, args, kwargs, index = self.view_of[id(x)]
             operands = Operand(self.number_of(base)), Operand(self.number_of(x))
-            write = _WriteView(function, args, kwargs, index)
+            write = WriteView(function, args, kwargs, index)
             self._append(write, operands, {}, (self.new_number(base),))
             x = base
 
@@ -223,8 +239,8 @@ class _Recorder(TorchDispatchMode):
         return self.number[id(x)] if id(x) in self.number else self.new_number(x)
 
     def new_number(self, x: Tensor) -> Value:
-        self.tape.tensors.append(x)
-        self.number[id(x)] = len(self.tape.tensors) - 1
+        self.tensors.append(x)
+        self.number[id(x)] = len(self.tensors) - 1
         return self.number[id(x)]
 
     def numbers_in(self, values: Any) -> tuple[Value, ...]:
@@ -233,17 +249,18 @@ class _Recorder(TorchDispatchMode):
     @contextmanager
     def module_hooks(self, network: nn.Module) -> Iterator[None]:
         """Hooks that note the inputs and outputs of every module."""
-        started: list[tuple[int, tuple[Value, ...]]] = []
+        started: list[tuple[int, tuple[Value, ...], Any, Any]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.open_modules.append(module)
-            started.append((len(self.tape.operations), self.numbers_in((args, kwargs))))
+            inputs = self.numbers_in((args, kwargs))
+            started.append((len(self.tape.operations), inputs, self._numbered(args), self._numbered(kwargs)))
 
         def after(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             self.open_modules.pop()
-            first, inputs = started.pop()
+            first, inputs, *arguments = started.pop()
             self.tape.calls.append(
-                ModuleCall(module, inputs, self.numbers_in(out), first, len(self.tape.operations), args, kwargs)
+                ModuleCall(module, inputs, self.numbers_in(out), first, len(self.tape.operations), *arguments)
             )
 
         handles: list[Any] = []
@@ -286,9 +303,8 @@ def _replay(
         return results[value] if value in results else convert(tape.tensors[value])
 
     for operation in needed_operations(tape, targets, set(substitutions)):
-        out = call(operation, _with_tensors(operation.args, current), _with_tensors(operation.kwargs, current))
-        tensors = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
-        results.update(zip(operation.results, map(convert, tensors), strict=True))
+        out = call(operation, with_tensors(operation.args, current), with_tensors(operation.kwargs, current))
+        results.update(zip(operation.results, map(convert, tensors_of(out)), strict=True))
     return [current(target) for target in targets]
 
 
@@ -319,14 +335,19 @@ def needed_operations(tape: Tape, targets: list[Value], substituted: set[Value])
     return [tape.operations[index] for index in sorted(needed)]
 
 
-def _with_tensors(arguments: Any, current: Callable[[Value], Tensor]) -> Any:
+def tensors_of(out: Any) -> list[Tensor]:
+    """The tensors that an operation returns."""
+    return [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
+
+
+def with_tensors(arguments: Any, current: Callable[[Value], Tensor]) -> Any:
     """Arguments with tensors in place of operands."""
     if isinstance(arguments, Operand):
         return current(arguments.value)
     if isinstance(arguments, tuple | list):
-        return type(arguments)(_with_tensors(x, current) for x in arguments)
+        return type(arguments)(with_tensors(x, current) for x in arguments)
     if isinstance(arguments, dict):
-        return {name: _with_tensors(x, current) for name, x in arguments.items()}
+        return {name: with_tensors(x, current) for name, x in arguments.items()}
     return arguments
 
 
@@ -335,7 +356,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _call(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _functional(operation.function)(*args, **kwargs)
+    return functional(operation.function)(*args, **kwargs)
 
 
 def _call_within_tables(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -360,9 +381,9 @@ def _in_float64(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, A
     return _call(operation, tuple(map(widened, args)), {name: widened(x) for name, x in kwargs.items()})
 
 
-def _functional(function: Any) -> Callable[..., Any]:
+def functional(function: Any) -> Callable[..., Any]:
     """The operation without its effect on its first argument."""
-    if isinstance(function, _WriteView) or not function._schema.is_mutable:
+    if isinstance(function, WriteView) or not function._schema.is_mutable:
         return function
 
     def on_copy(first: Any, *args: Any, **kwargs: Any) -> Any:

@@ -28,13 +28,13 @@ def longest_text_without_growth(tape: Tape, rows: Value, projection: Projection,
     first = tuple(v for v in positions if tape.ancestors(v).isdisjoint(positions - {v}))
     if not first:
         return None
-    key = "growth", frozenset(v for v in constants if v in tape.returned or v in first), tape.tensors[rows].shape
+    key = "growth", frozenset(v for v in constants if v in tape.returned or v in first), tape.template(rows).shape
     return tape.share(key, lambda: _longest_text(tape, rows, arrivals, PositionSource(tape, None, first)))
 
 
 def _longest_text(tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], source: PositionSource) -> int | None:
     """The first position at which a fixed query is longer or shorter, by bisection."""
-    width = tape.tensors[rows].shape[-1]
+    width = tape.template(rows).shape[-1]
     pattern: Tensor = ones(width).double()
 
     def length(position: int) -> float:
