@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import rheoscope as rs
 from rheoscope.catalogue import analysis_by_name
 from rheoscope.opening import resolve_device
 from rheoscope.pretrained import checkpoint
-from rheoscope.running.stored_tensor import StoredTensor
+from rheoscope.running.stored_tensor import RemoteTensor, StoredTensor
 from rheoscope.shapes import RheoscopeError
 from tests.elsewhere import AWAY, elsewhere
 from tests.pretrained.cases import network, saved, text
@@ -28,17 +29,28 @@ def over_two_devices(name: str) -> Iterator[Any]:
         two_device_network = copy.deepcopy(network(name)).eval()
         layer = two_device_network.get_submodule({"llama": "model.layers", "gpt2": "transformer.h"}[name])[-1]
         layer.to(AWAY)
+        with sending_inputs(two_device_network, name, layer, AWAY, HERE):
+            yield two_device_network
 
-        def move_inputs(device: torch.device) -> Any:
-            def hook(module: Any, args: Any, kwargs: Any) -> Any:
-                return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (args, kwargs))
 
-            return hook
+@contextmanager
+def sending_inputs(spread: Any, name: str, layer: Any, there: torch.device, here: torch.device) -> Iterator[None]:
+    """Inside, a layer gets its inputs on one device and the module after it on another, as accelerate sends them."""
 
-        hooks = [layer.register_forward_pre_hook(move_inputs(AWAY), with_kwargs=True)]
-        next_module = two_device_network.model.norm if name == "llama" else two_device_network.transformer.ln_f
-        hooks.append(next_module.register_forward_pre_hook(move_inputs(HERE), with_kwargs=True))
-        yield two_device_network
+    def move_inputs(device: torch.device) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> Any:
+            return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+
+        return hook
+
+    next_module = spread.model.norm if name == "llama" else spread.transformer.ln_f
+    hooks = [
+        module.register_forward_pre_hook(move_inputs(device), with_kwargs=True)
+        for module, device in ((layer, there), (next_module, here))
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -70,6 +82,84 @@ def test_numbers_equal_those_of_one_device(name: str) -> None:
                         equal_nan=True,
                     )
         torch.testing.assert_close(model.view.mlps[-1](trace.points[-2]), single.view.mlps[-1](expected.points[-2]))
+
+
+COMPUTED_ON_THE_BLOCK = {
+    "operators": {"draws": 2},
+    "scores": {},
+    "head_statistics": {},
+    "head_types": {},
+    "agreement": {"draws": 2},
+    "distortion": {"draws": 2},
+    "heat": {"draws": 2},
+    "reversed_attention": {},
+}
+"""Analyses of single blocks, with settings that keep them short."""
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_no_matrix_of_a_block_is_sent_for_analyses_of_single_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    single = rs.load(network(name))
+    expected_trace = single.trace(text())
+    with over_two_devices(name) as two_device_network:
+        model = rs.load(two_device_network)
+        trace = model.trace(text())
+        monkeypatch.setattr(RemoteTensor, "value", refuse_to_send)
+        monkeypatch.setattr(RemoteTensor, "rows", refuse_to_send)
+        for layer in range(2):
+            for head in range(4):
+                torch.testing.assert_close(trace.weights(layer, head), expected_trace.weights(layer, head))
+            torch.testing.assert_close(trace.displacements(layer), expected_trace.displacements(layer))
+        for analysis, settings in COMPUTED_ON_THE_BLOCK.items():
+            assert_same_result(*(run(analysis, m, t, settings) for m, t in ((model, trace), (single, expected_trace))))
+        with pytest.raises(AssertionError, match="a matrix was sent"):
+            rs.composition(model.view)  # it compares heads of several blocks
+
+
+def test_a_replaced_matrix_of_a_distant_block_is_used() -> None:
+    with over_two_devices("llama") as two_device_network:
+        model = rs.load(two_device_network)
+        heads, x = model.view.layer_heads[-1], model.trace(text()).layer_input(1)
+        doubled = replace(heads, W_O=2 * heads.W_O)
+        torch.testing.assert_close(doubled.displacements(x), 2 * heads.displacements(x))
+
+
+def refuse_to_send(*args: Any) -> Any:
+    raise AssertionError("a matrix was sent")
+
+
+def run(analysis: str, model: Any, trace: Any, settings: dict[str, Any]) -> Any:
+    """The result of an analysis on a model and its trace."""
+    declared = analysis_by_name(analysis)
+    subject = {"model": model, "view": model.view, "trace": trace, "text": text()}
+    return declared.ask(*(subject[name] for name in declared.subjects), **settings)
+
+
+def assert_same_result(result: Any, expected: Any) -> None:
+    for field in expected.data_vars:
+        if expected[field].dtype.kind == "f":
+            numbers = (torch.from_numpy(x[field].values) for x in (result, expected))
+            torch.testing.assert_close(*numbers, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_block_on_the_cpu_and_the_others_on_a_gpu_give_the_same_numbers(name: str) -> None:
+    single = rs.load(network(name).to("cpu"))
+    spread = copy.deepcopy(network(name)).to("cuda:0")
+    layer = spread.get_submodule({"llama": "model.layers", "gpt2": "transformer.h"}[name])[-1]
+    layer.to("cpu")
+    with sending_inputs(spread, name, layer, torch.device("cpu"), torch.device("cuda:0")):
+        model = rs.load(spread)
+        assert model.view.facts["device"] == "cpu, cuda:0"
+        trace, expected_trace = model.trace(text().to("cuda:0")), single.trace(text().to("cpu"))
+        torch.testing.assert_close(trace.points.cpu(), expected_trace.points, rtol=1e-4, atol=1e-4)
+        for analysis, settings in COMPUTED_ON_THE_BLOCK.items():
+            result, expected = (run(analysis, m, t, settings) for m, t in ((model, trace), (single, expected_trace)))
+            for field in expected.data_vars:
+                if expected[field].dtype.kind == "f" and "null" not in str(field):
+                    numbers = (torch.from_numpy(x[field].values) for x in (result, expected))
+                    torch.testing.assert_close(*numbers, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 def test_edits_of_a_model_on_two_devices_are_refused() -> None:

@@ -2,12 +2,13 @@
 
 The network stays spread layer by layer, and accelerate moves activations between devices. Analyses use the points, which are
 on the device of the embedding. A module on another device gets its input sent, runs there, and returns its output to the
-device of the input: norms, projections, gates and MLPs. The matrices of the heads stay there too. An operation on the
-embedding's device that needs one copies it for this operation alone, so no device holds more than its own blocks.
+device of the input: norms, projections, gates and MLPs. The matrices of the heads stay there too. What an analysis computes of
+one block runs there (block_device.py). An operation on the embedding's device that needs a matrix, such as a comparison of two
+blocks, copies it for this operation alone, so no device holds more than its own blocks.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -16,13 +17,12 @@ from torch import Tensor
 from rheoscope.attention.parameters import tensors_by_path, with_tensors
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import MATRIX_FIELDS, RemoteHeads, sent
 from rheoscope.running.stored_tensor import sent_when_used
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm, Projected
-
-MATRIX_FIELDS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
 
 def devices_of(description: ModelDescription) -> set[torch.device]:
@@ -86,13 +86,17 @@ def _heads_on_device(heads: Heads, device: torch.device) -> Heads:
     }
     matrices: dict[str, Any] = {name: sent_when_used(x, device) for name, x in _matrices(heads).items()}
     tables = {key: x.to(device) for key, x in tensors_by_path(heads.mechanism).items()}
-    return replace(
-        heads,
-        mechanism=with_tensors(heads.mechanism, tables),
-        project=project,
-        gate=None if heads.gate is None else on_device(heads.gate, source_device),
-        **matrices,
-        **norms,
+    values = {field.name: getattr(heads, field.name) for field in fields(heads)}
+    return RemoteHeads(
+        **values
+        | matrices
+        | norms
+        | {
+            "mechanism": with_tensors(heads.mechanism, tables),
+            "project": project,
+            "gate": None if heads.gate is None else on_device(heads.gate, source_device),
+            "heads_norm": sent(heads.heads_norm, device),
+        }
     )
 
 

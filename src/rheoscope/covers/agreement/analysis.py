@@ -22,6 +22,7 @@ from rheoscope.covers.agreement.query_agreement import (
 from rheoscope.covers.layer_inputs import BatchLayerInput, check_control, describe_model, provenance, read_batch_layers
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.layer_rotations import layer_rotations
@@ -225,6 +226,7 @@ def enough_keys_guaranteed(traces: Traces, sampled_queries: SampledQueries, min_
     return sampled_queries.min_earlier_tokens >= min_keys and any(mask.is_causal or mask.allows_all for mask in masks)
 
 
+@on_block
 def kernel(
     layer_input: BatchLayerInput,
     rotation_pair: RotationPair | None,

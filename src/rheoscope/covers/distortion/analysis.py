@@ -23,6 +23,7 @@ from rheoscope.covers.layer_inputs import LayerInput, included_positions, proven
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.decompositions import svdvals
@@ -133,6 +134,7 @@ def _check_settings(n_neighbours: int, draws: int, max_tokens: int | None, n_tok
         )
 
 
+@on_block
 def kernel(
     layer_input: LayerInput,
     n_neighbours: int,

@@ -14,6 +14,7 @@ from rheoscope.attention.mask import Mask
 from rheoscope.covers.operators.words import REPORT
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.device_transfer import to_device
@@ -134,6 +135,7 @@ def batch(
     return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
 
 
+@on_block
 def kernel(
     heads: Heads,
     x: Float[Tensor, "b n d"],

@@ -20,6 +20,7 @@ from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads
@@ -151,6 +152,7 @@ def _null_values(values: dict[str, Tensor], draws: int) -> dict[str, Tensor]:
     return nulls
 
 
+@on_block
 def transition_matrices(
     heads: Heads, x: Float[Tensor, "b n d"], mask: Mask | None = None, valid: ValidTokens = None
 ) -> TransitionMatrices:

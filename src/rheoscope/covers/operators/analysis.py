@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.covers.rotated_heads import mean_null_draws, symmetry_null
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.decompositions import eigvals
 from rheoscope.space.head import Heads, Relevance
@@ -93,6 +94,7 @@ def result_attributes(view: View, raw: bool) -> dict[str, Any]:
     } | {name: str(value) for name, value in view.facts.items()}
 
 
+@on_block
 @torch.no_grad()
 def kernel(
     heads: Heads,

@@ -13,6 +13,7 @@ from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.attention.mask import Mask
 from rheoscope.messages.advice import Advice, analyse, use
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.running.stream_pullback import is_residual_sum, pull_back_gradient
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -126,6 +127,7 @@ def _values(
     }
 
 
+@on_block
 @torch.no_grad()
 def kernel(
     heads: Heads, x: Float[Tensor, "b n d"], attention_grad: Float[Tensor, "b n d"], unseen: Mask | None

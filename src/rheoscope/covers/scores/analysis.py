@@ -14,6 +14,7 @@ from rheoscope.covers.operators.analysis import positive_share
 from rheoscope.covers.operators.words import REPORT
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.head import Heads, matmul_per_head
@@ -88,6 +89,7 @@ def check_scaled_dot_scores(heads: Heads) -> None:
         )
 
 
+@on_block
 def kernel(
     heads: Heads, x: Float[Tensor, "b n d"], is_included: Bool[Tensor, "b n"]
 ) -> dict[str, Float[Tensor, "b h"]]:
