@@ -17,12 +17,12 @@ export type Part = 'M' | 'F' | 'both'
 export interface Edit { layer: number; head: number; part: Part; operation: string; value?: number }
 /** A token: its text, how it is displayed, and whether its norm is massive. */
 export interface Token { text: string; shown: string; massive: boolean }
-export interface TokenProbability { shown: string; probability: number }
+export interface TokenProbability { id: number; shown: string; probability: number }
 /** Window `number` of `total`, both counted from 1. It contains the tokens `first` to `last` of `tokens`. */
 export interface Window { number: number; total: number; first: number; last: number; tokens: number }
 /** Which cloud of an encoder-decoder a trace shows, the tokens of its source, and how many steps each cloud has. */
 export interface PairInfo { side: 'source' | 'target'; source: string[]; steps: { source: number; target: number } }
-export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: (TokenProbability & { token: string; id: number }) | null; top: TokenProbability[]; provenance: Record<string, unknown>; pair?: PairInfo | null }
+export interface TraceInfo { id: string; model: string; text: string; window?: Window | null; lost?: Text | null; tokens: Token[]; steps: string[]; layers: number; heads: number; width: number; edits: Edit[]; next: (TokenProbability & { token: string }) | null; top: TokenProbability[]; provenance: Record<string, unknown>; pair?: PairInfo | null }
 export interface Finding { text: Text; analysis: string; q: number | null }
 /** `held`: how many numbers were tested. */
 export interface Findings { findings: Finding[]; held: Text }
@@ -283,6 +283,8 @@ export class Client {
   story = (id: string) => this.json<{ story: StoryLine[]; card: CardLine } & Findings>(`api/traces/${id}/story`)
   spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
+  /** The probabilities of some tokens to come next, after a step. */
+  nextTokens = (id: string, step: number, tokens: number[]) => this.json<TokenProbability[]>(`api/traces/${id}/next/${step}`, { ids: tokens.join() })
   /** A report that is sent as blocks: a card, the atlas, or a training run. */
   report = <T>(path: string) => this.json<T>(path)
   editCost = (id: string) => this.json<EditCost>(`api/traces/${id}/cost`)

@@ -119,12 +119,14 @@ describe('labels', () => {
     expect(labelsWith(null)).toEqual(['near', 'far'])
     expect(labelsWith(Float32Array.of(95, 104, 1))).toEqual(['prediction', 'far'])
   })
-  it('of the star is left of it where it would cover a button or leave the picture', () => {
+  it('of the star is left of it or below it where it would cover a button or leave the picture', () => {
     const scene = { tokens: 0, labels: [], highlighted: new Set<number>(), starLabel: 'prediction', star: [0, 0, 0], axes: [], predicting: null, pathWords: [] } as unknown as Scene
-    const leftOf = (x: number, controls: Bounds[]) => visibleLabels(scene, { points: new Float32Array(), screen: new Float32Array(), star: Float32Array.of(x, 20, 1), axes: [] }, { width: 400, height: 400, ratio: 1, theme: LIGHT, controls }, (points) => points, () => ({ width: 60, height: 14 }))[0]!.offset < 0
+    const labelOf = (x: number, controls: Bounds[]) => visibleLabels(scene, { points: new Float32Array(), screen: new Float32Array(), star: Float32Array.of(x, 20, 1), axes: [] }, { width: 400, height: 400, ratio: 1, theme: LIGHT, controls }, (points) => points, () => ({ width: 60, height: 14 }))[0]!
+    const leftOf = (x: number, controls: Bounds[]) => labelOf(x, controls).offset < 0
     const button = { x: 210, y: 0, width: 40, height: 30 }
     expect([leftOf(180, []), leftOf(180, [button]), leftOf(350, [])]).toEqual([false, true, true])
-    expect(leftOf(180, [button, { ...button, x: 130 }])).toBe(false) // neither side is free
+    expect(labelOf(180, [button, { ...button, x: 130 }]).drop).toBeGreaterThan(0) // neither side is free
+    expect(labelOf(180, [button, { ...button, x: 130 }, { x: 0, y: 20, width: 400, height: 90 }]).drop).toBe(0) // no side is free
   })
   it('never overlap each other or the buttons, in any scene', () => {
     for (let seed = 1; seed <= 20; seed++) {
@@ -155,8 +157,8 @@ describe('labels', () => {
       const screen = points.slice(Math.floor(playhead) * 6, Math.floor(playhead) * 6 + 6)
       return visibleLabels({ ...scene, playhead }, { points: screen, screen, star: null, axes: [] }, viewport, (points) => points, () => ({ width: 60, height: 14 })).map(({ text, kind }) => (kind === 'path' ? `${text}*` : text))
     }
-    expect(labelsAt(0)).toEqual(['last', 'other']) // the word would cover the token itself
-    expect(labelsAt(1)).toEqual(['last', 'same*', 'other'])
+    expect(labelsAt(0)).toEqual(['last', 'other']) // the word has no room left
+    expect(labelsAt(1)).toEqual(['last', 'river*', 'same*', 'other']) // the word of this step is below the ring
     expect(labelsAt(2)).toEqual(['last', 'river*', 'same*']) // the other token has no room left
     expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true })).toEqual([3, 9])
     expect(pathOffsets({ ...scene, playhead: 2, hasTrail: () => true, isShown: () => false })).toEqual([])
@@ -174,8 +176,8 @@ describe('labels', () => {
     expect(changingWords(['end'])).toEqual([])
   })
   it('never overlap, and earlier ones win', () => {
-    const boxes: Box[] = Array.from({ length: 200 }, (_, token) => ({ token, x: (token * 37) % 300, y: (token * 53) % 200, width: 40, height: 15 }))
-    const placed = placeLabels(boxes.map((box) => box.token), (token) => boxes[token]!, 300, 200, 512)
+    const boxes: Box[] = Array.from({ length: 200 }, (_, token) => ({ token, choice: 0, x: (token * 37) % 300, y: (token * 53) % 200, width: 40, height: 15 }))
+    const placed = placeLabels(boxes.map((box) => box.token), (token) => [boxes[token]!], 300, 200, 512)
     expect(placed[0]!.token).toBe(0)
     expect(placed.length).toBeGreaterThan(10)
     const areDisjoint = (a: Box, b: Box) => a.x >= b.x + b.width || b.x >= a.x + a.width || a.y >= b.y + b.height || b.y >= a.y + a.height

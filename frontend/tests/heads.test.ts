@@ -10,24 +10,37 @@ import { largestWeights, weightsScale } from '../src/weights/weight_ranges'
 import type { AnalysisResult, Field, Images } from '../src/api'
 
 it('finds the head at a pixel on every map', () => {
-  const sizes = { layers: 12, heads: 12, width: 900, ratio: 1 }
+  const sizes = { layers: 12, heads: 12, width: 900, ratio: 1, hasButtons: false }
   const positions = mapLayout(2, sizes)
   for (const map of [0, 1])
     for (const [layer, head] of [[0, 0], [11, 11], [3, 7]] as const)
-      expect(headAt(positions.lefts[map]! + (head + 0.5) * positions.cellWidth, positions.top + (layer + 0.5) * positions.cellHeight, positions, sizes)).toEqual({ map, layer, head })
+      expect(headAt(positions.lefts[map]! + (head + 0.5) * positions.cellWidth, positions.tops[map]! + (layer + 0.5) * positions.cellHeight, positions, sizes)).toEqual({ map, layer, head })
   expect(headAt(1, 1, positions, sizes)).toBeNull()
 })
 
 it('offers a button at every cell, which leaves room to select the cell', () => {
   for (const [heads, width] of [[4, 600], [12, 400], [64, 900]] as const) {
-    const sizes = { layers: 6, heads, width, ratio: 1 }
+    const sizes = { layers: 6, heads, width, ratio: 1, hasButtons: false }
     const layout = mapLayout(1, sizes)
     const { left, top, size } = buttonPosition(layout, 0, 2, 3)
-    const [cellLeft, cellTop] = [layout.lefts[0]! + 3 * layout.cellWidth, layout.top + 2 * layout.cellHeight]
+    const [cellLeft, cellTop] = [layout.lefts[0]! + 3 * layout.cellWidth, layout.tops[0]! + 2 * layout.cellHeight]
     const covered = Math.max(0, Math.min(left + size, cellLeft + layout.cellWidth) - Math.max(left, cellLeft)) * Math.max(0, Math.min(top + size, cellTop + layout.cellHeight) - Math.max(top, cellTop))
     expect(covered).toBeGreaterThan(0) // the pointer reaches it from the cell
     expect(covered).toBeLessThan(0.8 * layout.cellWidth * layout.cellHeight)
     expect(top).toBeGreaterThanOrEqual(0)
+  }
+})
+
+it('has room for a finger in every cell of a screen without a hovering pointer, where the maps are one above the other', () => {
+  for (const heads of [4, 32]) {
+    const sizes = { layers: 6, heads, width: 358, ratio: 1, hasButtons: true }
+    const layout = mapLayout(2, sizes)
+    const { left, top, size } = buttonPosition(layout, 1, 2, 3)
+    expect(size).toBeGreaterThanOrEqual(24)
+    expect(headAt(left + 1, top + size / 2, layout, sizes)).toEqual({ map: 1, layer: 2, head: 3 })
+    expect(headAt(left - 24, top + size / 2, layout, sizes)).toEqual({ map: 1, layer: 2, head: 3 }) // the rest of the cell selects it
+    expect(layout.width).toBeGreaterThanOrEqual(layout.lefts[0]! + heads * layout.cellWidth)
+    expect(layout.tops[1]! - layout.tops[0]!).toBeGreaterThan(6 * layout.cellHeight)
   }
 })
 

@@ -14,7 +14,7 @@ beforeAll(() => { vi.stubGlobal('navigator', { language: 'en' }) })
 const client = { isLive: true, analysis: async () => ({}) as AnalysisResult } as unknown as Client
 const info = {
   id: 'a', model: 'gpt2', text: 'The king', tokens: ['The', ' king'].map((text) => ({ text, shown: text, massive: false })), steps: ['embed', 'L0.resid_mid', 'L0.resid_post'], layers: 1, heads: 2, width: 4,
-  edits: [], next: { shown: '·took', probability: 0.5, token: ' took', id: 1 }, top: [{ shown: '·took', probability: 0.5 }], provenance: {},
+  edits: [], next: { shown: '·took', probability: 0.5, token: ' took', id: 1 }, top: [{ shown: '·took', probability: 0.5, id: 1 }], provenance: {},
 } as TraceInfo
 const catalogue = {
   analyses: [{ name: 'head_types', question: 'What does each head do?', needs: 'trace', expensive: false, room: 'covers', fields: {}, settings: {} }],

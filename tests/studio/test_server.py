@@ -190,6 +190,17 @@ def test_spectra_scores_and_logits_equal_the_library(client: TestClient, trace: 
     assert total_logit == pytest.approx(float(logits.max() - logits.mean()), abs=1e-2)
 
 
+def test_any_token_has_a_probability_to_come_next_after_any_step(client: TestClient, trace: str) -> None:
+    last_step = len(small().trace(TEXT).steps) - 1
+    row = client.get(f"/api/traces/{trace}/next/{last_step}?ids=3,0").json()
+    expected = small().run(TEXT)[-1].softmax(-1)[[3, 0]].tolist()
+    assert [candidate["id"] for candidate in row] == [3, 0]
+    assert [candidate["probability"] for candidate in row] == pytest.approx(expected, rel=1e-3)
+    lens = client.get(f"/api/traces/{trace}/token/{len(small().trace(TEXT)) - 1}").json()["lens"]
+    top = lens[2]["top"][0]
+    assert client.get(f"/api/traces/{trace}/next/2?ids={top['id']}").json() == [top]
+
+
 def test_the_lens_ends_with_the_prediction_of_the_model(client: TestClient, trace: str) -> None:
     header, envelope = arrays(client, f"/api/traces/{trace}/lens")
     probabilities = small().run(TEXT).softmax(-1).detach()
@@ -367,6 +378,10 @@ def test_a_lone_surrogate_is_refused(client: TestClient) -> None:
         "/api/traces/{trace}/weights/x/0",
         "/api/traces/{trace}/weights/0/0?kind=none",
         "/api/traces/{trace}/token/9999",
+        "/api/traces/{trace}/next/99?ids=1",
+        "/api/traces/{trace}/next/0?ids=999999",
+        "/api/traces/{trace}/next/0?ids=x",
+        "/api/traces/{trace}/next/0",
         "/api/traces/{trace}/spectrum/0/-1",
         "/api/traces/{trace}/points?axes=layer:9",
         "/api/traces/{trace}/points?axes=tokens:a",

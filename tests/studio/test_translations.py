@@ -36,6 +36,8 @@ REFUSED_PATHS = [
     "/api/traces/{trace}/weights/99/0",
     "/api/traces/{trace}/weights/0/0?kind=none",
     "/api/traces/{trace}/token/9999",
+    "/api/traces/{trace}/next/99?ids=1",
+    "/api/traces/{trace}/next/0?ids=999999",
     "/api/traces/{trace}/points?axes=layer:x",
     "/api/traces/{trace}/points?axes=tokens:a",
     "/api/traces/{trace}/points?axes=nothing",

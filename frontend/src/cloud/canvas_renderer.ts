@@ -33,7 +33,7 @@ export class CanvasRenderer implements Renderer {
     if (scene.star) this.drawStar(scene, toPixels)
     for (const label of visibleLabels(scene, projected, viewport, toPixels, (text) => ({ width: textWidth(context, text), height: FONT_SIZE + 2 * MARGIN }))) {
       const [x, y] = toPixels(Float32Array.from(label.point))
-      this.drawText(label.text, x! + label.offset + MARGIN, y!, labelColour(label.kind, viewport.theme), viewport, label.opacity)
+      this.drawText(label.text, x! + label.offset + MARGIN, y! + label.drop, labelColour(label.kind, viewport.theme), viewport, label.opacity)
     }
     context.globalAlpha = 1
   }

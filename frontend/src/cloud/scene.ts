@@ -61,36 +61,41 @@ export function pointsAt(points: Float32Array, tokens: number, playhead: number,
 }
 
 export interface Bounds { x: number; y: number; width: number; height: number }
-export interface Box extends Bounds { token: number }
+/** `choice`: which of the places of a label it is. */
+export interface Box extends Bounds { token: number; choice: number }
 
-/** Labels that do not overlap. Earlier ones in `order` win. A negative token reserves its box but gets no label. */
-export function placeLabels(order: number[], boxOf: (token: number) => Box | null, width: number, height: number, limit: number): Box[] {
+/** Labels that do not overlap, each in the first of its places that is free. Earlier ones in `order` win. A negative token reserves its box but gets no label. */
+export function placeLabels(order: number[], placesOf: (token: number) => Bounds[], width: number, height: number, limit: number): Box[] {
   const cell = 16
   const columns = Math.ceil(width / cell) + 1
   const rows = Math.ceil(height / cell) + 1
   const occupied = new Map<number, Box[]>()
   const visible: Box[] = []
+  const isOnScreen = (box: Bounds) => box.x + box.width >= 0 && box.y + box.height >= 0 && box.x <= width && box.y <= height
+  /** The cells of a grid that a box touches, so that it is compared with its neighbours only. */
+  const cellsOf = (box: Bounds): number[] => {
+    const cells: number[] = []
+    for (let row = Math.max(0, Math.floor(box.y / cell)); row <= Math.min(rows - 1, Math.floor((box.y + box.height) / cell)); row++)
+      for (let column = Math.max(0, Math.floor(box.x / cell)); column <= Math.min(columns - 1, Math.floor((box.x + box.width) / cell)); column++) cells.push(row * columns + column)
+    return cells
+  }
   for (const token of order) {
     if (visible.length >= limit) break
-    const box = boxOf(token)
-    if (!box || box.x + box.width < 0 || box.y + box.height < 0 || box.x > width || box.y > height) continue
-    const [left, right] = [Math.max(0, Math.floor(box.x / cell)), Math.min(columns - 1, Math.floor((box.x + box.width) / cell))]
-    const [top, bottom] = [Math.max(0, Math.floor(box.y / cell)), Math.min(rows - 1, Math.floor((box.y + box.height) / cell))]
-    const overlaps = (other: Box) => box.x < other.x + other.width && other.x < box.x + box.width && box.y < other.y + other.height && other.y < box.y + box.height
-    let isFree = true
-    for (let row = top; isFree && row <= bottom; row++)
-      for (let column = left; isFree && column <= right; column++) isFree = !occupied.get(row * columns + column)?.some(overlaps)
-    if (!isFree) continue
-    for (let row = top; row <= bottom; row++)
-      for (let column = left; column <= right; column++) {
-        const boxes = occupied.get(row * columns + column)
-        if (boxes) boxes.push(box)
-        else occupied.set(row * columns + column, [box])
-      }
+    const places = placesOf(token)
+    const choice = places.findIndex((box) => isOnScreen(box) && !cellsOf(box).some((cell) => occupied.get(cell)?.some((other) => overlap(box, other))))
+    if (choice < 0) continue
+    const box = { ...places[choice]!, token, choice }
+    for (const cell of cellsOf(box)) {
+      const boxes = occupied.get(cell)
+      if (boxes) boxes.push(box)
+      else occupied.set(cell, [box])
+    }
     if (token >= 0) visible.push(box)
   }
   return visible
 }
+
+export const overlap = (a: Bounds, b: Bounds): boolean => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height
 
 export interface Arc { from: number; to: number; weight: number }
 export const ARC_COLOURS = { positive: '#2f6fbf', negative: '#d9622b' }

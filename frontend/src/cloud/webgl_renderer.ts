@@ -266,16 +266,16 @@ export class WebGlRenderer implements Renderer {
     this.labels.grow(visible.length)
     const [point, box, uvBox, colour] = ['point', 'box', 'uvBox', 'colour'].map((name) => this.labels.array(name)) as [Float32Array, Float32Array, Float32Array, Float32Array]
     let count = 0
-    const addLabel = (text: string, from: ArrayLike<number>, dx: number, textColour: number[], alpha: number) => {
+    const addLabel = (text: string, from: ArrayLike<number>, dx: number, drop: number, textColour: number[], alpha: number) => {
       const entry = entries.get(text)
       if (!entry) return
       for (let k = 0; k < 3; k++) point[count * 3 + k] = from[k]!
-      box.set([dx, -entry.height / 2, entry.width, entry.height], count * 4)
+      box.set([dx, -drop - entry.height / 2, entry.width, entry.height], count * 4)
       uvBox.set([(entry.u * ratio) / canvas.width, (entry.v * ratio) / canvas.height, (entry.width * ratio) / canvas.width, (entry.height * ratio) / canvas.height], count * 4)
       colour.set([textColour[0]! / 255, textColour[1]! / 255, textColour[2]! / 255, alpha], count * 4)
       count++
     }
-    for (const { text, kind, point, offset, opacity } of visible) addLabel(text, point, offset, rgb(labelColour(kind, viewport.theme)), opacity)
+    for (const { text, kind, point, offset, drop, opacity } of visible) addLabel(text, point, offset, drop, rgb(labelColour(kind, viewport.theme)), opacity)
     this.labels.show(count)
   }
 

@@ -15,6 +15,7 @@ from rheoscope.flow.readout.analysis import attribution, likeliest_tokens
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import display_token
+from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import resolve_positions
 from rheoscope.space.operator import RANK_TOLERANCE
@@ -143,7 +144,7 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
     logprobs = next_token_logprobs(trace.view, trace.points[:, token_index])
     top = logprobs.topk(min(N_CANDIDATES, logprobs.shape[-1]))
     lens: list[dict[str, Any]] = [
-        {"step": str(step), "top": candidates_json(entry.model.token_strings(ids.tolist()), values.exp().tolist())}
+        {"step": str(step), "top": candidates_json(entry.model, ids.tolist(), values.exp().tolist())}
         for step, ids, values in zip(trace.steps, top.indices, top.values, strict=True)
     ]
     target_id = int(top.indices[-1, 0])
@@ -166,11 +167,27 @@ def token_json(entry: "TextEntry", position: int) -> dict[str, Any]:
     }
 
 
-def candidates_json(token_texts: list[str], probabilities: list[float]) -> list[dict[str, Any]]:
+@torch.no_grad()
+def next_token_json(entry: "TextEntry", step: int, token_ids: list[int]) -> list[dict[str, Any]]:
+    """The probabilities of some tokens to come next, after a step."""
+    trace = entry.trace
+    if step >= len(trace.steps):
+        raise RheoscopeError(
+            Message("step must be at most {last}, got {received}", last=len(trace.steps) - 1, received=step)
+        )
+    logprobs = next_token_logprobs(trace.view, trace.points[step, -1:])[0]
+    if not token_ids or max(token_ids) >= len(logprobs):
+        raise RheoscopeError(Message("ids must be token ids below {count:,}", count=len(logprobs)))
+    return candidates_json(entry.model, token_ids, logprobs[token_ids].exp().tolist())
+
+
+def candidates_json(model: RunnableModel, token_ids: list[int], probabilities: list[float]) -> list[dict[str, Any]]:
     """Candidates for the next token, in the given order."""
     return [
-        {"shown": display_token(token_text), "probability": round_significant(probability)}
-        for token_text, probability in zip(token_texts, probabilities, strict=True)
+        {"id": token_id, "shown": display_token(token_text), "probability": round_significant(probability)}
+        for token_id, token_text, probability in zip(
+            token_ids, model.token_strings(token_ids), probabilities, strict=True
+        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""The bodies of HTTP requests, validated by pydantic."""
+"""The bodies of HTTP requests and their lists of numbers, validated by pydantic."""
 
 from typing import Annotated
 
@@ -8,6 +8,8 @@ from rheoscope.report.story import STORY_LINES
 from rheoscope.studio.edits import Edit
 
 Index = Annotated[int, Field(ge=0, le=100_000)]
+TokenIds = Annotated[str, Field(pattern=r"^\d{1,7}(,\d{1,7}){0,19}$")]
+"""At most 20 ids of tokens, separated by commas."""
 
 
 class StrictBody(BaseModel):

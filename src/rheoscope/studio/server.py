@@ -14,11 +14,11 @@ from starlette.responses import StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
-from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import (
+    corpus_routes,
     descriptions,
     detail_queries,
     head_detail,
@@ -33,7 +33,7 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
-from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody
+from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
 from rheoscope.studio.responses import JSON_TYPE, StudioState, binary_response, json_response
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
 from rheoscope.studio.served_state import Studio, wait_for_client
@@ -67,6 +67,7 @@ def create_app(
     install_error_handlers(app)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=6)
     app.include_router(router)
+    app.include_router(corpus_routes.router)
     app.include_router(report_routes.router)
     if page_folder is not None:
         app.include_router(report_routes.page_router)
@@ -391,40 +392,16 @@ async def get_token(studio: StudioState, trace: str, position: Index) -> Respons
     return json_response(await studio.run_quick(entry, lambda: detail_queries.token_json(entry, position)))
 
 
+@router.get("/traces/{trace}/next/{step}")
+async def get_next_tokens(studio: StudioState, trace: str, step: Index, ids: TokenIds) -> Response:
+    """The probabilities of some tokens to come next, after a step."""
+    entry, token_ids = await studio.get_entry(trace), list(map(int, ids.split(",")))
+    return json_response(await studio.run_quick(entry, lambda: detail_queries.next_token_json(entry, step, token_ids)))
+
+
 @router.post("/dynamics")
 async def run_dynamics(studio: StudioState, body: particle_simulation.ParticleSettings) -> Response:
     return binary_response(await studio.run_quick(None, lambda: particle_simulation.simulate_particles(body)))
-
-
-# A corpus
-
-
-def require_corpus_run(studio: Studio) -> LiveCorpusRun:
-    if studio.corpus_run is None:
-        raise MissingError(Message("this server shows no corpus"), Advice("", "rheoscope studio --corpus run"))
-    return studio.corpus_run
-
-
-@router.get("/corpus")
-async def get_corpus(studio: StudioState) -> Response:
-    return json_response(await studio.run_quick(None, require_corpus_run(studio).to_json))
-
-
-@router.get("/corpus/{analysis}/{field}")
-async def get_corpus_field(studio: StudioState, analysis: str, field: str) -> Response:
-    corpus_run = require_corpus_run(studio)
-    return binary_response(await studio.run_quick(None, lambda: corpus_run.pack_field(analysis, field)))
-
-
-@router.get("/corpus/{analysis}/{field}/{layer}/{head}")
-async def get_corpus_head(
-    studio: StudioState, analysis: str, field: str, layer: Index, head: Index, piece: Index = 0
-) -> Response:
-    corpus_run = require_corpus_run(studio)
-    reader_model = studio.session.get_model(studio.session.first_model).model  # its tokenizer splits the examples
-    return json_response(
-        await studio.run_quick(None, lambda: corpus_run.head_json(analysis, field, layer, head, piece, reader_model))
-    )
 
 
 # Jobs
