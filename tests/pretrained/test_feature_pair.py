@@ -42,6 +42,15 @@ MOONSHINE = hf.MoonshineConfig(
     encoder_num_key_value_heads=4,
     decoder_num_key_value_heads=4,
 )
+WAV2VEC2 = hf.Wav2Vec2Config(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    conv_dim=(16,) * 7,
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=4,
+)
 NETWORKS: dict[str, Callable[[], Any]] = {
     "moonshine": lambda: hf.MoonshineForConditionalGeneration(MOONSHINE),
     "whisper": lambda: hf.WhisperForConditionalGeneration(WHISPER),
@@ -120,16 +129,7 @@ def test_a_source_that_is_no_sound_is_refused_in_one_line(pair: Any, words: str)
 
 
 def test_wav2vec2_opens_as_a_cloud_of_frames() -> None:
-    config = hf.Wav2Vec2Config(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        conv_dim=(16,) * 7,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-    )
-    trace = rs.load(randomised(hf.Wav2Vec2Model(config)).double()).trace(torch.randn(8000).double())
+    trace = rs.load(randomised(hf.Wav2Vec2Model(WAV2VEC2)).double()).trace(torch.randn(8000).double())
     assert trace.tokens[0] == "frame 0"
     assert gap(trace.displacements(0).sum(0) + trace.bias(0), trace.points[1] - trace.points[0]) < 1e-6
 

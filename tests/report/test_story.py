@@ -22,7 +22,7 @@ from rheoscope.report.card_cache import find_card
 from rheoscope.report.card_clouds import CardCloud
 from rheoscope.report.report_plans import REPORTS
 from rheoscope.report.report_settings import report_request
-from rheoscope.report.run_report import text_options
+from rheoscope.report.run_report import OutputFiles, text_options
 from rheoscope.report.story import STORY_ANALYSES, STORY_LINES, TEXT_LINES, missing_blocks, story_dataset
 from rheoscope.report.story_numbers import story_numbers
 from rheoscope.report.terminal import Terminal
@@ -224,9 +224,11 @@ def test_commands_name_the_file_of_the_text() -> None:
     assert isinstance(block, Commands)
     assert [words[-2:] for words in pasted_words(block)] == [["--file", "a b.txt"]] * 3
     trace = results.required_trace
-    assert text_options(Path("a b.txt"), trace, "The keys") == "--file 'a b.txt'"
-    assert text_options(Path("a b.txt"), trace, trace.ids) == f"--file 'a b.txt' --first {len(trace)}"
-    assert text_options(None, trace, "The keys") == ""
+    files = OutputFiles(input_path=Path("a b.txt"))
+    assert text_options(files, trace, "The keys") == "--file 'a b.txt'"
+    assert text_options(files, trace, trace.ids) == f"--file 'a b.txt' --first {len(trace)}"
+    assert text_options(OutputFiles(input_path=Path("a.wav"), input_option="--audio"), trace, "w5") == "--audio a.wav"
+    assert text_options(OutputFiles(), trace, "The keys") == ""
 
 
 def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name
 from rheoscope.commands.options import (
     Adapter,
+    Audio,
     Csv,
     Device,
     Dtype,
@@ -27,8 +27,8 @@ from rheoscope.commands.options import (
     Text,
     Untrained,
     Window,
+    one_medium,
     refuse_both,
-    refuse_text_options,
 )
 from rheoscope.commands.setting_help import setting_help
 from rheoscope.commands.usage import UsageProblem
@@ -37,7 +37,7 @@ from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report import progress_bars, run_report, series_report, windowed_report
 from rheoscope.report.console import console
-from rheoscope.report.input_image import check_image, image_of_model
+from rheoscope.report.input_media import Medium
 from rheoscope.report.input_text import check_target, resolve_text
 from rheoscope.report.long_texts import split_into_windows
 from rheoscope.report.parse_options import parse_number
@@ -69,6 +69,7 @@ FIELDS_HELP = Message("--explain defines every field, as does docs/analyses.md."
 COMMON_OPTIONS: dict[str, Any] = {
     "file": File,
     "image": Image,
+    "audio": Audio,
     "target": TargetText,
     "first": First,
     "window": Window,
@@ -85,18 +86,20 @@ COMMON_OPTIONS: dict[str, Any] = {
     "stream": Stream,
 }
 
-TEXT_OPTIONS = ("file", "image", "target", "first", "window")
+TEXT_OPTIONS = ("file", "image", "audio", "target", "first", "window")
 
 
 def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..., None]:
     """A function with the signature that typer turns into the options of the analysis."""
 
     def run(**values: Any) -> None:
-        image = values.get("image")
-        files = run_report.OutputFiles(values["json"], values["csv"], values["html"], image or values.get("file"))
-        if image is not None:
-            _run_on_image(spec, options, values, image, files)
+        medium = _medium(values, "target" in options) if spec.reads_text else None
+        paths = values["json"], values["csv"], values["html"]
+        if medium is not None:
+            files = run_report.OutputFiles(*paths, medium.path, medium.option)
+            _run_on_medium(spec, options, values, medium, files)
             return
+        files = run_report.OutputFiles(*paths, values.get("file"))
         text = resolve_text(values["text"], values["file"], values["first"]) if spec.reads_text else None
         target = None if "target" in options else values.get("target")
         check_target(target)
@@ -141,20 +144,33 @@ def _command_function(spec: Analysis, options: dict[str, Option]) -> Callable[..
     return run
 
 
-def _run_on_image(
-    spec: Analysis, options: dict[str, Option], values: dict[str, Any], image: Path, files: run_report.OutputFiles
+def _medium(values: dict[str, Any], has_own_target: bool) -> Medium | None:
+    """The image or the sound of the command, if there is one."""
+    names = (
+        "text",
+        "file",
+        "first",
+        "window",
+        "series",
+        "revisions",
+        "untrained",
+        *(() if has_own_target else ("target",)),
+    )
+    return one_medium(values["image"], values["audio"], **{name: values.get(name) for name in names})
+
+
+def _run_on_medium(
+    spec: Analysis, options: dict[str, Option], values: dict[str, Any], medium: Medium, files: run_report.OutputFiles
 ) -> None:
-    """Run the analysis on an image."""
-    text_options = ("text", "file", "first", "window", "series", "revisions")
-    refuse_text_options(**{name: values[name] for name in text_options})
-    refuse_both("--image", True, "--target", "target" not in options and values["target"] is not None)
-    refuse_both("--image", True, "--untrained", bool(values.get("untrained")))
-    check_image(image)
+    """Run the analysis on an image or a sound."""
+    target = None if "target" in options else values["target"]
+    check_target(target)
+    medium.check()
     source_args = values["model"], values["device"], values["dtype"]
-    model = progress_bars.open_model(*source_args, stream=values["stream"], adapter=values["adapter"])
+    opened_model = progress_bars.open_model(*source_args, stream=values["stream"], adapter=values["adapter"])
+    model, source = medium.sides(opened_model, target)
     settings = {name: option.parse(name, values[name], model) for name, option in options.items()}
-    photo = image_of_model(model, image)
-    run_report.run_report(report_of_analysis(spec.name), model, photo, settings, files, explain=values["explain"])
+    run_report.run_report(report_of_analysis(spec.name), model, source, settings, files, explain=values["explain"])
 
 
 def _run_on_series(

@@ -8,6 +8,7 @@ import typer
 from rheoscope.commands.completion import complete_from, space_names
 from rheoscope.commands.options import (
     Adapter,
+    Audio,
     Csv,
     Device,
     Dtype,
@@ -22,8 +23,8 @@ from rheoscope.commands.options import (
     TargetText,
     Text,
     Window,
+    one_medium,
     refuse_both,
-    refuse_text_options,
 )
 
 ComparedText = Annotated[
@@ -46,6 +47,7 @@ def flow(
     text: Text = None,
     file: File = None,
     image: Image = None,
+    audio: Audio = None,
     target: TargetText = None,
     compare: ComparedText = None,
     first: First = None,
@@ -73,10 +75,10 @@ def flow(
     ·    rheoscope "The keys to the cabinet are" --compare "The key to the cabinets is"
     ·    rheoscope "The house is small." --model opus-mt-en-fr --target "La maison est"
     ·    rheoscope --image photo.png --model vit-base-patch16-224
+    ·    rheoscope --audio speech.wav --model wav2vec2-base    ·    rheoscope --audio speech.wav --model whisper-tiny --target "The keys"
     """
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
-    from rheoscope.report.input_image import check_image, image_of_model
     from rheoscope.report.input_text import check_target, check_text, clean_typed_text, resolve_text
     from rheoscope.report.long_texts import split_into_windows
     from rheoscope.report.progress_bars import open_model
@@ -86,16 +88,16 @@ def flow(
     refuse_both("--html", html is not None, "--no-html", no_html)
     check_space(space)
     plan = TEXT_REPORT
-    if image is not None:
-        refuse_text_options(text=text, file=file, target=target, compare=compare, first=first, window=window)
-        files = run_report.OutputFiles(json, csv, html, image, default_page=not no_html)
-        check_image(image)
-        network = open_model(model, device, dtype, stream=stream, adapter=adapter)
-        photo = image_of_model(network, image)
-        run_report.run_report(plan, network, photo, {"space": space}, files, fast, explain, full)
-        return
+    text_options = {"text": text, "file": file, "target": target, "compare": compare, "first": first, "window": window}
+    medium = one_medium(image, audio, **text_options)
     check_text(compare)
     check_target(target)
+    if medium is not None:
+        files = run_report.OutputFiles(json, csv, html, medium.path, medium.option, not no_html)
+        medium.check()
+        sides = medium.sides(open_model(model, device, dtype, stream=stream, adapter=adapter), target)
+        run_report.run_report(plan, *sides, {"space": space}, files, fast, explain, full)
+        return
     input_text = resolve_text(text, file, first)
     files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
     opened_model = open_model(model, device, dtype, stream=stream, adapter=adapter)

@@ -1,7 +1,7 @@
 """Options that several commands share, with their help texts."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ from rheoscope.commands.completion import complete_from, device_names, dtype_nam
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.message import Message
 from rheoscope.report.hub_cache import cached_hub_names
+
+if TYPE_CHECKING:
+    from rheoscope.report.input_media import Medium
 
 Text = Annotated[str | None, typer.Argument(help="The text. - reads it from standard input.")]
 TargetText = Annotated[
@@ -18,6 +21,10 @@ File = Annotated[Path | None, typer.Option(help="Read the text from this file.")
 Image = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Read this image instead of a text. The model must be a model of images."),
+]
+Audio = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Read this WAV file instead of a text. The model must be a model of sounds."),
 ]
 First = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use only the first N tokens of the text.")]
 Window = Annotated[
@@ -100,10 +107,20 @@ def refuse_both(option: str, is_given: bool, other: str, is_other_given: bool) -
         )
 
 
-def refuse_text_options(**values: Any) -> None:
-    """Raise if an option for texts is combined with --image."""
-    for name, value in values.items():
-        refuse_both("--image", True, "TEXT" if name == "text" else f"--{name}", value is not None)
+def one_medium(image: Path | None, audio: Path | None, **text_options: Any) -> "Medium | None":
+    """The file of --image or --audio, if one is given. Raises if it is combined with the other one or with options for texts.
+
+    A sound may have a target, if the model is an encoder-decoder of sounds.
+    """
+    from rheoscope.report.input_media import media_of
+
+    refuse_both("--image", image is not None, "--audio", audio is not None)
+    for medium in media_of(image, audio):
+        for name, value in text_options.items():
+            is_given = value is not None and value is not False and not (name == "target" and audio is not None)
+            refuse_both(medium.option, True, "TEXT" if name == "text" else f"--{name}", is_given)
+        return medium
+    return None
 
 
 def split_names(text: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Sound files as samples and as the features that a network reads: uncompressed WAV files, prepared by its feature extractor."""
 
 import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,24 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 
+COMMON_RATE = 16_000
+"""The samples per second that most models of sounds expect."""
 INTEGERS = {2: torch.int16, 4: torch.int32}
 """Bytes of a sample → its type."""
 
 
-def open_sound(path: Path, rate: int) -> Float[Tensor, " n"]:
-    """The samples of a WAV file from -1 to 1, as the mean of its channels. Raises if it has another sampling rate."""
+def check_sound(path: Path) -> None:
+    """Raise if a file is no uncompressed WAV file."""
+    with open_wave(path, COMMON_RATE):
+        pass
+
+
+@contextmanager
+def open_wave(path: Path, rate: int) -> Iterator[wave.Wave_read]:
+    """A WAV file for reading. Its errors name the sampling rate that the model expects."""
     try:
         with wave.open(str(path), "rb") as file:
-            n_bytes, n_channels, own_rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            frames = bytearray(file.readframes(file.getnframes()))
+            yield file
     except FileNotFoundError as error:
         raise RheoscopeError(Message("there is no file {path}", path=str(path))) from error
     except (wave.Error, EOFError, OSError) as error:
@@ -29,6 +39,13 @@ def open_sound(path: Path, rate: int) -> Float[Tensor, " n"]:
             Message("{path} is not an uncompressed WAV file", path=str(path)),
             Advice("", f"ffmpeg -i {path} -ac 1 -ar {rate} -c:a pcm_s16le sound.wav"),
         ) from error
+
+
+def open_sound(path: Path, rate: int) -> Float[Tensor, " n"]:
+    """The samples of a WAV file from -1 to 1, as the mean of its channels. Raises if it has another sampling rate."""
+    with open_wave(path, rate) as file:
+        n_bytes, n_channels, own_rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+        frames = bytearray(file.readframes(file.getnframes()))
     if own_rate != rate or n_bytes not in INTEGERS or not frames:
         raise RheoscopeError(
             Message(

@@ -7,6 +7,7 @@ from rheoscope.messages.message import Command, Message
 from rheoscope.picture.blocks import Block, Commands
 from rheoscope.report.card_blocks import summary_line
 from rheoscope.report.findings import ALL_WORDS
+from rheoscope.report.input_media import IMAGE_INPUTS
 from rheoscope.space.results import Results
 
 NEXT_REPORTS = [words.report for words in ALL_WORDS.values() if words.report is not None and words.report.next_step]
@@ -27,7 +28,7 @@ def blocks(results: Results) -> list[Block]:
         return []
     model, line = model_arguments(results), card_line(results)
     if not results.view.reads_tokens:
-        return [Commands(Message("Next"), Message("One image proves nothing about a model."), image_commands(results))]
+        return [Commands(Message("Next"), medium_line(results), medium_commands(results))]
     setup, source = text_arguments(results)
     if not source or results.view.cross_heads:  # other commands read no target
         return [Commands(Message("Next"), line, {})]
@@ -49,8 +50,15 @@ def card_line(results: Results) -> Message:
     return Message("For this model, {command} answers {summary}", command=command, summary=summary_line(results.card))
 
 
-def image_commands(results: Results) -> dict[str, str]:
-    """Commands that say more about an image of a file."""
+def medium_line(results: Results) -> Message:
+    """What one image or sound cannot show."""
+    if results.view.facts.get("input") in IMAGE_INPUTS:
+        return Message("One image proves nothing about a model.")
+    return Message("One sound proves nothing about a model.")
+
+
+def medium_commands(results: Results) -> dict[str, str]:
+    """Commands that say more about an image or a sound of a file."""
     options = f"--model {model_arguments(results)} {results.text_options}"
     steps = {f"rheoscope analyse {name} {options}": description for name, description in NEXT_ANALYSES.items()}
     return dict(islice(steps.items(), N_COMMANDS)) if results.text_options else {}

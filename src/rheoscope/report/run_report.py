@@ -43,7 +43,9 @@ class OutputFiles:
     csv: Path | None = None
     html: Path | None = None
     input_path: Path | None = None
-    """The file with the text, if the text comes from a file."""
+    """The file with the text, the image or the sound, if it comes from a file."""
+    input_option: str = "--file"
+    """The option that named it."""
     default_page: bool = False
     """Whether a page is written to the current directory if no path was given."""
 
@@ -167,7 +169,7 @@ def _run_and_print(
     requests = [*plan.requests(options), *(plan.file_requests(options) if needs_all else [])]
 
     def in_shell(results: Results) -> Results:
-        return replace(results, surface="shell", text_options=text_options(files.input_path, results.trace, input_text))
+        return replace(results, surface="shell", text_options=text_options(files, results.trace, input_text))
 
     def on_result(results: Results) -> None:
         if plan.required in results.skipped:
@@ -189,18 +191,17 @@ def choose_schedule(model: RunnableModel, trace: Trace | None) -> Schedule:
     return run_in_lanes if has_lanes(trace) else run_in_turn
 
 
-def text_options(file: Path | None, trace: Trace | None, input_text: Input | None) -> str:
-    """The options that give a text or an image from a file to another command. Empty for a text that was typed.
+def text_options(files: OutputFiles, trace: Trace | None, input_text: Input | None) -> str:
+    """The options that give a text, an image or a sound from a file to another command. Empty for a text that was typed.
 
-    >>> text_options(Path("my notes.txt"), None, "The keys")
+    >>> text_options(OutputFiles(input_path=Path("my notes.txt")), None, "The keys")
     "--file 'my notes.txt'"
     """
-    if file is None:
+    if files.input_path is None:
         return ""
-    if trace is not None and trace.features is not None:
-        return f"--image {shlex.quote(str(file))}"
-    n_first = "" if trace is None or isinstance(input_text, str) else f" --first {len(trace)}"
-    return f"--file {shlex.quote(str(file))}{n_first}"
+    is_cut = files.input_option == "--file" and trace is not None and not isinstance(input_text, str)
+    n_first = f" --first {len(trace)}" if is_cut and trace is not None else ""
+    return f"{files.input_option} {shlex.quote(str(files.input_path))}{n_first}"
 
 
 def write_files(

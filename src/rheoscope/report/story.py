@@ -8,6 +8,7 @@ from rheoscope.picture.blocks import Block, Story, StoryEntry
 from rheoscope.report.analysis_runs import Subject, run_analyses
 from rheoscope.report.card_cache import find_card
 from rheoscope.report.findings import ALL_WORDS
+from rheoscope.report.input_media import IMAGE_INPUTS
 from rheoscope.report.report_settings import report_request
 from rheoscope.space.model import Model, check_same_weights
 from rheoscope.space.results import Results
@@ -89,8 +90,8 @@ def story_heading(results: Results) -> Message:
     """The heading of the story of a text, of an image or of a sound."""
     if results.view.reads_tokens:
         return Message("What happens to this text")
-    is_image = results.trace is not None and results.trace.patches is not None
-    return Message("What happens to this image") if is_image else Message("What happens to this input")
+    reads_images = results.view.facts.get("input") in IMAGE_INPUTS
+    return Message("What happens to this image") if reads_images else Message("What happens to this sound")
 
 
 def line_blocks(line: StoryLine) -> Callable[[Results], list[Block]]:
