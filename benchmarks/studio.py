@@ -6,17 +6,16 @@ The server (uvicorn in a thread) and its clients run in this process and share i
 1 s for the first responses, 2 s for the points of a text of 64 tokens, 1.5 s for an edit of one head, and 4 MB for the data of
 1024 tokens. Under load, there must be no error and no mixed-up response, and memory must return to within 10 %.
 
-With Playwright, Chromium and the built page, the stored example must be painted within 1 s. A frame of 1024 tokens that move through
-24 half-layers may take 20 ms of script. Script time is Chromium's metric for the whole page. WebGL is rendered by software in another
-process and does not count.
+With Playwright, Chromium and the built page, a visitor (page_visitor.py) opens the example at three sizes of the window, enters a text,
+edits a head, hovers over tokens and takes the tour with the keyboard. The example must be painted and its points drawn within 1 s, the
+points of the own text within 1.5 s, the bars after an edit within 1 s, and a hovered token within 50 ms. A frame of 1024 tokens that
+move through 24 half-layers may take 20 ms of script. Script and CPU times are Chromium's metrics of the page's main thread.
 """
 
 import asyncio
 import itertools
 import json
-import os
 import random
-import shutil
 import statistics
 import threading
 import time
@@ -29,6 +28,15 @@ from typing import Any
 import httpx2
 import torch
 import uvicorn
+from page_visitor import (
+    PLAIN_FLAGS,
+    SOFTWARE_FLAGS,
+    CpuClock,
+    find_browser,
+    open_page,
+    tour_row,
+    visit_rows,
+)
 from timing import make_parser, store_rows
 
 import rheoscope as rs
@@ -142,28 +150,7 @@ def payload(client: httpx2.Client, n_words: int) -> dict[str, object]:
 
 # Measurements in a browser
 
-SOFTWARE_FLAGS = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
-"""Flags of Chromium for WebGL without a graphics card."""
-PLAIN_FLAGS = ("--disable-gpu", "--no-sandbox")
-"""Flags of Chromium without WebGL: the page draws its cloud on a plain canvas, without a slow software renderer."""
 COUNT_FRAMES = "() => { window.frames_seen = 0; const count = () => { window.frames_seen++; requestAnimationFrame(count) }; count() }"
-
-
-def browser_of() -> tuple[Any, str] | str:
-    """Playwright and the path of Chromium, or the reason why there is none."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        return "Playwright is not installed"
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = os.environ.get("RHEOSCOPE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if chromium is None:
-        return "Chromium is not installed"
-    return (
-        (sync_playwright, chromium)
-        if (PAGE_FOLDER / "index.html").exists()
-        else "the page is not built; type make studio"
-    )
 
 
 def deep_session(layers: int) -> Session:
@@ -178,19 +165,6 @@ def deep_session(layers: int) -> Session:
     session = Session(load, ModelSources(), Limits())
     session.open_model("default")
     return session
-
-
-@contextmanager
-def open_page(browser: tuple[Any, str], flags: Sequence[str]) -> Iterator[Any]:
-    start, chromium = browser
-    with start() as driver:
-        process = driver.chromium.launch(executable_path=chromium, args=list(flags))
-        page = process.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(60_000)
-        try:
-            yield page
-        finally:
-            process.close()
 
 
 def first_paint(browser: tuple[Any, str], base: str) -> dict[str, object]:
@@ -215,15 +189,13 @@ def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dic
         page.goto(f"{base}#step=0&colour=token&view=dynamics&text={text(n_words, 0).replace(' ', '+')}")
         page.wait_for_selector("canvas[data-ready=yes]")
         page.wait_for_timeout(1500)  # the page has finished loading
-        metrics_session = page.context.new_cdp_session(page)
-        # Thread time excludes other processes.
-        metrics_session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        clock = CpuClock(page)
         page.evaluate(COUNT_FRAMES)
-        before = _script_seconds(metrics_session)
+        before = clock.seconds("ScriptDuration")
         page.locator("button.play").click()
         page.wait_for_selector(f"input.steps[aria-valuetext=L{layers - 1}]")
         page.wait_for_timeout(700)
-        seconds, frames = _script_seconds(metrics_session) - before, page.evaluate("frames_seen")
+        seconds, frames = clock.seconds("ScriptDuration") - before, page.evaluate("frames_seen")
         tokens = page.locator("section.strip li").count()
     label = f"script per frame, {tokens} tokens × {2 * layers} half-layers"
     return {"what": label, "frames": frames, "ms": 1000 * seconds / frames, "bar": 20}
@@ -233,18 +205,13 @@ def _without_story(body: dict[str, Any]) -> str:
     return json.dumps(body | {"lines": []})
 
 
-def _script_seconds(metrics_session: Any) -> float:
-    """Seconds of script so far, in thread time of the page."""
-    metrics = metrics_session.send("Performance.getMetrics")["metrics"]
-    return next(metric["value"] for metric in metrics if metric["name"] == "ScriptDuration")
-
-
-def browser_rows(base: str, smallest: bool) -> list[dict[str, object]]:
+def browser_rows(base: str, rounds: int, smallest: bool) -> list[dict[str, object]]:
     """The measurements in a browser. They are skipped with --smallest, because the tests of the page open a browser anyway."""
-    browser = "not with --smallest" if smallest else browser_of()
+    browser = "not with --smallest" if smallest else find_browser()
     if isinstance(browser, str):
         return [{"what": "in a browser", "skipped": browser}]
-    return [first_paint(browser, base), animation_frames(browser, layers=12, n_words=1020)]
+    rows = [first_paint(browser, base), *visit_rows(browser, base, rounds), tour_row(browser, base)]
+    return [*rows, animation_frames(browser, layers=12, n_words=1020)]
 
 
 async def run_client(base: str, seed: int, until: float, statuses: Counter) -> None:
@@ -305,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     clients, seconds = (2, 0.1) if options.smallest else (options.clients, 10.0 if options.quick else options.seconds)
     with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
         rows = [first_answers(client), *edit_times(client, rounds), payload(client, 40 if options.smallest else 900)]
-        rows += browser_rows(base, options.smallest)
+        rows += browser_rows(base, 3 if options.quick else 7, options.smallest)
         rows.append(load(base, clients, seconds))
     for row in rows:
         values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}

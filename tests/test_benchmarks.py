@@ -30,6 +30,7 @@ SHARED_MODULES = {
     "tiny_networks",
     "network_proofs",
     "float64_arithmetic",
+    "page_visitor",
 }
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)

@@ -56,8 +56,8 @@ export const DEFAULT_LINK: Link = {
 
 const TEXT_PARAMETERS = ['model', 'text', 'target', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
 const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head', 'tour'] as const
-/** Name of a property in the URL. Shared links contain `beside`, so that name stays. */
-const urlName = (name: string): string => (name === 'compareWith' ? 'beside' : name)
+/** Names of properties in links of version 0.1. */
+const OLD_NAMES: Record<string, string> = { compareWith: 'beside' }
 
 /** 3.1.M.rank.4 means: layer 3, head 1, its M truncated to rank 4. A leading ~ means switched off. */
 export const formatEdit = ({ layer, head, part, operation, value, off }: ToggledEdit): string =>
@@ -78,7 +78,7 @@ const parseIndex = (text: string | null): number | null => (text !== null && /^\
 /** The hash of a link: only values that differ from the default. */
 export function formatLink(link: Link): string {
   const parameters = new URLSearchParams()
-  for (const name of TEXT_PARAMETERS) if (link[name] !== DEFAULT_LINK[name]) parameters.set(urlName(name), link[name])
+  for (const name of TEXT_PARAMETERS) if (link[name] !== DEFAULT_LINK[name]) parameters.set(name, link[name])
   if (link.edits.length) parameters.set('edits', link.edits.map(formatEdit).join(','))
   if (link.show.join() !== DEFAULT_LINK.show.join()) parameters.set('show', link.show.join())
   if (link.cloud !== DEFAULT_LINK.cloud) parameters.set('cloud', link.cloud)
@@ -90,7 +90,7 @@ export function formatLink(link: Link): string {
 
 export function parseLink(hash: string): Link {
   const parameters = new URLSearchParams(hash.replace(/^#/, ''))
-  const texts = Object.fromEntries(TEXT_PARAMETERS.map((name) => [name, parameters.get(urlName(name)) ?? DEFAULT_LINK[name]])) as Pick<Link, (typeof TEXT_PARAMETERS)[number]>
+  const texts = Object.fromEntries(TEXT_PARAMETERS.map((name) => [name, parameters.get(name) ?? parameters.get(OLD_NAMES[name] ?? '') ?? DEFAULT_LINK[name]])) as Pick<Link, (typeof TEXT_PARAMETERS)[number]>
   const indices = Object.fromEntries(INDEX_PARAMETERS.map((name) => [name, parseIndex(parameters.get(name))])) as Pick<Link, (typeof INDEX_PARAMETERS)[number]>
   return {
     ...texts, ...indices,

@@ -19,6 +19,11 @@ it('a link keeps every value', () => {
   expect(parseLink(`#${formatLink(link)}`)).toEqual(link)
 })
 
+it('reads the old name of a comparison', () => {
+  expect(parseLink('#beside=untrained').compareWith).toBe('untrained')
+  expect(formatLink({ ...DEFAULT_LINK, compareWith: 'untrained' })).toBe('compareWith=untrained')
+})
+
 it('ignores invalid values in a link', () => {
   const link = parseLink('#edits=1.2,3.1.Q.rank,4.0.M.skew&step=-3&token=x&layer=1e9')
   expect(link.edits).toEqual([{ layer: 4, head: 0, part: 'M', operation: 'skew' }])

@@ -141,7 +141,7 @@ def test_a_session_from_text_to_edit_and_back(studio: tuple[Session, str], brows
     with open_page(browser) as (page, errors):
         page.goto(f"{studio[1]}#field=scores.centred&colour=token&text=One+day+the+king+took+the+gold+from+the+bank")
         wait_for_cloud(page)
-        assert page.locator("section[data-tour=story] li").count() == len(TEXT_LINES)
+        assert page.locator("section[data-tour=story] li:not(.model)").count() == len(TEXT_LINES)
 
         page.keyboard.press("/")
         page.locator("textarea").fill(TEXT)
@@ -332,7 +332,7 @@ def test_the_untrained_control_is_compared(studio: tuple[Session, str], browser:
         wait_for_cloud(page)
         page.locator("header select").select_option("untrained")
         page.wait_for_selector("#panel table >> nth=1")
-        wait_for_url(page, "beside=untrained")
+        wait_for_url(page, "compareWith=untrained")
         assert errors == []
 
 
@@ -341,6 +341,15 @@ def run_slowly(subject: Any, name: str, settings: Any, nulls: bool, progress: An
     for done in range(1200):
         progress(done, 1200)
         time.sleep(0.05)
+
+
+def test_particles_of_a_simulation_are_drawn(studio: tuple[Session, str], browser: Any) -> None:
+    has_ink = "() => document.querySelector('.dynamics canvas').getContext('2d').getImageData(0, 0, 900, 900).data.some((value) => value)"
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#view=dynamics&text={quote(TEXT)}")
+        page.locator(".dynamics canvas").wait_for()
+        wait_until(page, lambda: page.evaluate(has_ink))
+        assert errors == []
 
 
 def test_a_long_run_can_be_cancelled(

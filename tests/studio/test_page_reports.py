@@ -117,7 +117,7 @@ def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path
         page.locator(".pick input").fill("One day the king took the gold from the bank.")
         page.keyboard.press("Enter")
         page.locator(".compare table").first.wait_for()
-        wait_for_url(page, "beside=text")
+        wait_for_url(page, "compareWith=text")
         headings = page.locator(".compare h3").all_inner_texts()[:2]
         assert headings == ["“One day the king took the gold from the bank.”", f"“{TEXT}”"]
         rows = page.locator(".compare table[aria-label] tbody tr")

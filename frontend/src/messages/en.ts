@@ -99,7 +99,7 @@ export const en = {
   scrubber: 'Half-layer',
   play: 'Play',
   pause: 'Pause',
-  speed: 'Speed',
+  speed: 'speed',
   trails: 'all trails',
   view_options: 'view',
   lead_prediction: 'Each dot is a word. Watch the last one travel to what the model says next.',

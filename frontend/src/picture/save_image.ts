@@ -48,6 +48,7 @@ export function svgText(svg: SVGSVGElement, { title, legend, scale }: ImageCapti
   legend.forEach(({ name, colour, style }, index) => {
     const [x, y] = [4 + positions[index]!.x, 30 + positions[index]!.line * ROW_HEIGHT]
     if (style === 'dots') appendSvg(image, 'circle', { cx: x + 8, cy: y, r: 4, fill: colour })
+    else if (style === 'area') appendSvg(image, 'rect', { x: x + 2, y: y - 4, width: 12, height: 8, rx: 1, fill: colour })
     else appendSvg(image, 'line', { x1: x, x2: x + 16, y1: y, y2: y, stroke: colour, 'stroke-width': 2.5, ...(style === 'dashed' ? { 'stroke-dasharray': '5 3' } : {}) })
     appendSvg(image, 'text', { x: x + 21, y: y + 4, fill: theme.muted }, name)
   })

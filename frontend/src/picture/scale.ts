@@ -107,6 +107,6 @@ export function legendOf(panel: RenderedPanel): LegendEntry[] {
   const entries = new Map<string, LegendEntry>()
   for (const mark of panel.marks)
     if (mark.mark === 'line' && mark.name && !hasTip(mark)) entries.set(mark.name, { name: mark.name, colour: mark.colour, style: mark.style })
-  for (const mark of panel.marks) if (mark.mark === 'shape' && mark.name) entries.set(mark.name, { name: mark.name, colour: mark.colour, style: 'dots' })
+  for (const mark of panel.marks) if (mark.mark === 'shape' && mark.name) entries.set(mark.name, { name: mark.name, colour: mark.colour, style: 'area' })
   return [...entries.values()]
 }

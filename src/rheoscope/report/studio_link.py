@@ -43,9 +43,9 @@ def studio_address(text: str, second_text: str = "") -> str:
     """The address of a text in the studio, optionally with a second text. Both are in the fragment, percent-encoded.
 
     >>> studio_address("The <keys>", "a & b")
-    'http://127.0.0.1:8642/#text=The+%3Ckeys%3E&beside=text%3Aa+%26+b'
+    'http://127.0.0.1:8642/#text=The+%3Ckeys%3E&compareWith=text%3Aa+%26+b'
     """
-    parameters = {"text": text} | ({"beside": f"text:{second_text}"} if second_text else {})
+    parameters = {"text": text} | ({"compareWith": f"text:{second_text}"} if second_text else {})
     fragment = urlencode({name: value for name, value in parameters.items() if value}, errors="replace")
     return f"http://127.0.0.1:{DEFAULT_PORT}/" + (
         f"#{fragment}" if fragment and len(fragment) <= MAX_ADDRESS_CHARS else ""
