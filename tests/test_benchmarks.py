@@ -31,6 +31,7 @@ SHARED_MODULES = {
     "network_proofs",
     "float64_arithmetic",
     "page_visitor",
+    "simulated_races",
 }
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)
