@@ -47,7 +47,7 @@ Entrants = Annotated[
     typer.Option(
         "--entrant",
         metavar="PARTS",
-        help="An entrant as its parts, such as projection=tied,scale=unit. Repeat the option for more entrants.",
+        help="An entrant as its parts (projection=tied,scale=unit) or as a module of your own (my_attention.py:Mine). May be repeated.",
     ),
 ]
 Seeds = Annotated[

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
@@ -22,7 +23,8 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
-from rheoscope.models.position_modules import PositionEncoding
+from rheoscope.models.own_attention import OWN_ATTENTION, OwnAttention
+from rheoscope.models.position_modules import POSITION_ENCODINGS, PositionEncoding
 from rheoscope.models.transformer import make_architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
 
@@ -166,7 +168,11 @@ def canonical_name(name: str) -> str:
 def entrant_description(name: str) -> Message:
     """What distinguishes an entrant, without its penalties and its size."""
     base_name = base_entrant(name)
-    return ENTRANTS[base_name].description if base_name in ENTRANTS else entrant_parts(base_name).description
+    if base_name in ENTRANTS:
+        return ENTRANTS[base_name].description
+    if "=" not in base_name:
+        return Message("an attention module from a file: {name}", name=base_name)
+    return entrant_parts(base_name).description
 
 
 def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Config:
@@ -180,7 +186,8 @@ def entrant_config(name: str, config: Config, n_tokens: int | None = None) -> Co
     ('metric', True)
     """
     base_name, measure_name = base_entrant(name), name.partition("+")[0].partition(":")[2]
-    changed_config = entrant_parts(base_name).apply_to(config)
+    is_own = base_name in OWN_ATTENTION
+    changed_config = config.with_changes(attention=base_name) if is_own else entrant_parts(base_name).apply_to(config)
     if not measure_name:
         return changed_config
     if measure_name not in SIZE_MEASURES:
@@ -270,10 +277,12 @@ def flops_per_token(config: Config, n_tokens: int | None = None) -> int:
     cost nothing.
     """
     n, model = n_tokens or config.context, _meta_model(config)
+    own_modules = [m for m in model.modules() if isinstance(m, OwnAttention)]
+    counted_parts = {part for own in own_modules for part in own.modules()}
     n_weights = sum(
         p.numel()
         for m in model.modules()
-        if not isinstance(m, LOOKUP_MODULES)
+        if m not in counted_parts and not isinstance(m, LOOKUP_MODULES)
         for p in m.parameters(recurse=False)
         if p.ndim >= 2
     )
@@ -281,9 +290,18 @@ def flops_per_token(config: Config, n_tokens: int | None = None) -> int:
     attention_flops = sum(
         attention_cost(m.mechanism, query_shape, key_shape, config.value_width).flops
         for m in model.modules()
-        if isinstance(m, Attention)
+        if isinstance(m, Attention) and m not in counted_parts
     )
-    return 3 * (2 * n_weights + attention_flops // n)
+    own_flops = sum(forward_flops(own, config, n) for own in own_modules)
+    return 3 * (2 * n_weights + (attention_flops + own_flops) // n)
+
+
+def forward_flops(own: OwnAttention, config: Config, n_tokens: int) -> int:
+    """The FLOPs of a user's module on a text of n tokens, as torch counts them."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        rotation = POSITION_ENCODINGS[config.position](config, config.form == "decoder").rotation(slice(0, n_tokens))
+        own(torch.empty(1, n_tokens, config.width), None, rotation)
+    return int(counter.get_total_flops())
 
 
 LOOKUP_MODULES = (nn.Embedding, PositionEncoding, nn.ParameterDict)

@@ -26,6 +26,7 @@ from rheoscope.attention.position import NoPosition
 from rheoscope.attention.position_bias import ALiBi
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
+from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import LearnedTable, PositionEncoding
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
 from rheoscope.models.transformer import Embedding, Linear, Transformer, Translator, make_architecture
@@ -119,6 +120,8 @@ class PackedModel(nn.Module):
 
 def pack_module(module: nn.Module, pack_parameter: PackParameter) -> nn.Module:
     """The module with every parameter-holding part replaced by its packed form."""
+    if isinstance(module, OwnAttention):
+        raise PackingError(Message("{module} comes from a file", module=type(module.module).__name__))
     if type(module) in PACKED_FORMS:
         return PACKED_FORMS[type(module)](module, pack_parameter)
     if any(True for _ in module.parameters(recurse=False)):

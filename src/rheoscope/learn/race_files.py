@@ -175,13 +175,17 @@ def store_or_check_race(race_folder: Path, new_settings: JsonObject) -> JsonObje
             name: list(dict.fromkeys([*stored_settings["chosen"].get(name, []), *new_settings["chosen"].get(name, [])]))
             for name in {**stored_settings["chosen"], **new_settings["chosen"]}
         }
+        for name in FACT_KEYS:
+            new_settings[name] = stored_settings.get(name, {}) | new_settings.get(name, {})
     write_file(
         file, lambda path: path.write_text(json.dumps({"written_by": signature()} | new_settings, indent=1) + "\n")
     )
     return new_settings
 
 
-EXTENDABLE_KEYS = ("mechanisms", "rates", "chosen")
+FACT_KEYS = ("parameters", "files")
+"""Facts about entrants: their sizes, and fingerprints of the files that define them. Earlier versions stored none."""
+EXTENDABLE_KEYS = ("mechanisms", "rates", "chosen", *FACT_KEYS)
 """Settings that may be extended in an existing race."""
 
 
@@ -196,6 +200,7 @@ def _with_config_defaults(settings: JsonObject) -> JsonObject:
 
 def _check_same_race(path: Path, stored: JsonObject, new: JsonObject) -> None:
     stored, new = _with_config_defaults(stored), _with_config_defaults(new)
+    _check_same_files(stored, new)
     for name in sorted((set(stored) | set(new)) - {"written_by", "packs", *EXTENDABLE_KEYS}):
         if stored.get(name) != new.get(name):
             setting, stored_value, new_value = _first_difference(name, stored, new)
@@ -207,6 +212,16 @@ def _check_same_race(path: Path, stored: JsonObject, new: JsonObject) -> None:
                     stored=stored_value,
                     new=new_value,
                 )
+            )
+
+
+def _check_same_files(stored: JsonObject, new: JsonObject) -> None:
+    """Raise if the file of an entrant has changed since the race started."""
+    stored_files, new_files = stored.get("files", {}), new.get("files", {})
+    for entrant in stored_files.keys() & new_files.keys():
+        if stored_files[entrant] != new_files[entrant]:
+            raise RheoscopeError(
+                Message("the file of {entrant} has changed since this race started; use another --out", entrant=entrant)
             )
 
 

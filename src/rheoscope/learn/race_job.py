@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.files import read_job_file
+from rheoscope.learn.own_entrants import is_own_entrant, register_own_entrant
 from rheoscope.learn.race_plan import Race
 from rheoscope.learn.rate_curves import RateCurves
 from rheoscope.learn.rate_screen import RateScreen
@@ -54,7 +55,15 @@ class Job:
 
     def build_race(self) -> Race:
         """The race of this job."""
-        race = Race(self.build_recipe(), self.mechanisms, self.seeds, self.rates, self.held_out_tokens)
+        recipe = self.build_recipe()
+        names = [
+            register_own_entrant(name, recipe.config) if is_own_entrant(name) else name for name in self.mechanisms
+        ]
+        if self.look and names != list(self.mechanisms):
+            raise RheoscopeError(
+                Message("a module from a file has no description as M and F to look at"), Advice("", "no --look")
+            )
+        race = Race(recipe, tuple(names), self.seeds, self.rates, self.held_out_tokens)
         evaluation_steps = race.evaluation_steps()
         unknown_steps = [step for step in self.look if step not in evaluation_steps]
         if unknown_steps:

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.learn import race_files
-from rheoscope.learn.entrants import canonical_name, entrant_configs, flops_per_token, parse_penalties
+from rheoscope.learn.entrants import canonical_name, entrant_configs, flops_per_token, n_parameters, parse_penalties
+from rheoscope.learn.own_entrants import FINGERPRINTS
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
@@ -75,13 +76,20 @@ class Race:
         """The settings as JSON stores them, with a fingerprint of the data."""
         batches = (*task.batch(0, self.recipe), *next(iter(task.held_out_batches(self.recipe))))
         data_hash = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in batches)).hexdigest()[:16]
+        configs = entrant_configs(self.mechanisms, self.recipe.config, self.recipe.context)
         return {
             "recipe": {name: value for name, value in self.recipe.to_dict().items() if name not in ("rate", "seed")},
             "seeds": self.seeds,
             "first_seed": self.first_seed,
             "held_out": self.held_out,
             "data": data_hash,
-            "mechanisms": list(entrant_configs(self.mechanisms, self.recipe.config)),
+            "mechanisms": list(configs),
+            "parameters": {name: n_parameters(config) for name, config in configs.items()},
+            "files": {
+                config.attention: FINGERPRINTS[config.attention]
+                for config in configs.values()
+                if config.attention in FINGERPRINTS
+            },
             "rates": list(self.rates),
             "chosen": {name: list(rates) for name, rates in self.chosen.items()},
         }

@@ -12,6 +12,7 @@ from rheoscope.learn.distributed_race import run_distributed_race
 from rheoscope.learn.entrant_parts import describe_parts
 from rheoscope.learn.entrants import ENTRANTS
 from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
+from rheoscope.learn.own_entrants import is_own_entrant
 from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
 from rheoscope.learn.race_files import (
     DATA_FOLDER,
@@ -113,6 +114,8 @@ def run_race_job(
                     join_logs, out, with_task_vocabulary(replace(full_race, first_seed=first_seed), task).to_json(task)
                 )
         n_workers = ray_worker_count(workers, address, device, process)
+        if n_workers and any(map(is_own_entrant, job.mechanisms)):
+            raise RheoscopeError(Message("Ray workers cannot import an entrant from a file"), Advice("", "--workers 0"))
 
         def run(race: Race, folder: Path, observe: PackObserver | None = None) -> bool:
             sequential = time_limit is not None or folder != out

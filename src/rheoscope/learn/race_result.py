@@ -147,7 +147,7 @@ def comparison_dataset(
         {
             **_entrant_values(row, baseline, judged_indices),
             **_basin_values(row.curves.entrant, loss_by_rate),
-            **_regime_values(row, settings["recipe"]),
+            **_regime_values(row, settings),
         }
         for row in rows
     ]
@@ -258,10 +258,13 @@ def _basin_values(entrant: str, loss_by_rate: dict[tuple[str, float], float]) ->
     return {"basin_low": low, "basin_high": high, "basin_width": high / low}
 
 
-def _regime_values(row: EntrantComparison, recipe: dict[str, Any]) -> dict[str, float]:
-    """The size of an entrant, and the tokens that it has read per parameter."""
-    config = entrant_config(row.curves.entrant, Config.from_dict(recipe["config"]), recipe["context"])
-    parameters = n_parameters(config)
+def _regime_values(row: EntrantComparison, settings: dict[str, Any]) -> dict[str, float]:
+    """The size of an entrant, and the tokens that it has read per parameter. Races of earlier versions store no sizes."""
+    parameters = settings.get("parameters", {}).get(row.curves.entrant)
+    if parameters is None:
+        recipe = settings["recipe"]
+        config = entrant_config(row.curves.entrant, Config.from_dict(recipe["config"]), recipe["context"])
+        parameters = n_parameters(config)
     return {"parameters": parameters, "tokens_per_parameter": row.curves.tokens[-1] / parameters}
 
 

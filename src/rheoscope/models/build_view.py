@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.projection import Factors, separate_projections
 from rheoscope.models.trained_model import NativeTransformer, NativeTranslator
@@ -31,6 +32,7 @@ from rheoscope.running.half_precision import description_in_float32, embeddings_
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.stream import ModelDescription, Tap, post_norm_taps, pre_norm_taps
 from rheoscope.running.weight_files import check_weights, fingerprint
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cross_attention import CrossHeads
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import Norm
@@ -131,6 +133,10 @@ def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
 def self_attention_heads(block: Any, stack: Any) -> Heads:
     """The self-attention heads of a block."""
     attention: SelfAttention = block.attention
+    if not isinstance(attention, SelfAttention):
+        raise RheoscopeError(
+            Message("{name} comes from a file and has no description as M and F", name=stack.config.attention)
+        )
     factors, mechanism = attention.projection.factors(attention.read), mechanism_with_position(attention, stack)
     result = _build_heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
     is_gated = attention.gate(factors[0][0].new_zeros(1, 1, stack.config.width)) is not None

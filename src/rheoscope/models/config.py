@@ -100,6 +100,7 @@ class Config:
     - `mechanism` and `options` name a mechanism of the zoo.
     - `projection` says how queries and keys come from tokens, and `values` how values do (`projections.py`).
     - `diagonal=False` lets only the first token attend to itself.
+    - `attention` names a module of a user in the place of self-attention (`own_attention.py`).
     - `start` says how the weights are initialised (`initialisation.py`).
     - `branch` multiplies every update of a block: the depth scaling of shaped attention.
     - `scaled_embedding` multiplies embeddings by √width, as in 2017.
@@ -137,6 +138,7 @@ class Config:
     values: Literal["free", "isometric", "shared"] = "free"
     diagonal: bool = True
     start: str = "usual"
+    attention: str = ""
 
     def __post_init__(self) -> None:
         uses_tokens = self.projection in TOKENS_AS_KEYS

@@ -89,7 +89,7 @@ def residual(model: nn.Module, clouds: Clouds) -> PerModel:
 
 def n_models(model: nn.Module) -> int:
     """The number of models that are packed into one."""
-    weight = next(module for module in model.modules() if isinstance(module, Block)).attention.read.weight
+    weight = next(module for module in model.modules() if isinstance(module, Block)).ffn.read.weight
     return 1 if weight.ndim == 2 else len(weight)
 
 

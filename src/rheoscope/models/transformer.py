@@ -9,7 +9,7 @@ shape (b, n, d). `build_view.py` describes these modules to `space/`, as the fam
 
 import math
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,7 @@ from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.initialisation import INITIALISERS, InitialWeights, check_start
+from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import POSITION_ENCODINGS
 from rheoscope.models.projection import Projection, row_counts, separate_projections
 from rheoscope.models.projections import PROJECTIONS
@@ -200,7 +201,8 @@ class Block(nn.Module):
     def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
         super().__init__()
         self.is_pre_norm, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
-        self.norm_attention, self.attention = make_norm(config), SelfAttention(config, causal)
+        self.norm_attention = make_norm(config)
+        self.attention: Any = OwnAttention(config) if config.attention else SelfAttention(config, causal)
         if has_cross:
             self.norm_cross, self.cross = make_norm(config), CrossAttention(config)
         self.norm_ffn, self.ffn = make_norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
@@ -400,9 +402,12 @@ def make_unembedding(config: Config, embedding: nn.Embedding) -> Linear:
 @torch.no_grad()
 def scale_down_writers(model: nn.Module) -> None:
     """Scale the initial weights that write to the stream by 1/√(number of writers), so its size does not grow with depth."""
-    writers = [m.write for m in model.modules() if isinstance(m, SelfAttention | CrossAttention | FFN | GatedFFN)]
-    for writer in writers:
-        writer.weight.mul_(1 / math.sqrt(len(writers)))
+    sublayers = [
+        m for m in model.modules() if isinstance(m, SelfAttention | OwnAttention | CrossAttention | FFN | GatedFFN)
+    ]
+    for sublayer in sublayers:
+        if not isinstance(sublayer, OwnAttention):  # whose weights are those of its class
+            sublayer.write.weight.mul_(1 / math.sqrt(len(sublayers)))
 
 
 def parameter_count(model: nn.Module, include_embedding: bool = True) -> int:
