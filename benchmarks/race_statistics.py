@@ -96,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append({"name": kind, "noise": noise, "seeds": seeds, "count": count, "total": total})
 
     if not smallest:
-        found = planted_found(PILOT_NOISE, n_planted, ENTRANTS, 12)
-        add(f"planted .03 found among {len(ENTRANTS)}", "pilot", 12, found, n_planted)
+        n_found = planted_found(PILOT_NOISE, n_planted, ENTRANTS, 12)
+        add(f"planted .03 found among {len(ENTRANTS)}", "pilot", 12, n_found, n_planted)
     for name, noise in NOISES.items():
         for seeds in (12,) if name == "pilot" or smallest else (12, 24, 36):
             add("planted .03 found", name, seeds, planted_found(noise, n_planted, few, seeds), n_planted)

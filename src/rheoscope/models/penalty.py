@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.transformer import Block, Translator
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.safe_arithmetic import at_least_float32
@@ -89,7 +90,10 @@ def residual(model: nn.Module, clouds: Clouds) -> PerModel:
 
 def n_models(model: nn.Module) -> int:
     """The number of models that are packed into one."""
-    weight = next(module for module in model.modules() if isinstance(module, Block)).ffn.read.weight
+    attention = next(module for module in model.modules() if isinstance(module, Block)).attention
+    if isinstance(attention, OwnAttention):
+        return 1
+    weight = attention.read.weight
     return 1 if weight.ndim == 2 else len(weight)
 
 
