@@ -43,6 +43,8 @@ export class Studio {
   refusal = $state.raw<Text>('')
   /** The only language of a file that plays one text and has no views; '' on a whole page. */
   fileLanguage = ''
+  /** The lines of the story that exist for the open text. Some read the source of an encoder-decoder. */
+  get storyLines(): AnalysisCatalogue['story'] { return (this.analysisCatalogue?.story ?? []).filter((line) => !line.reads_source || this.info?.pair?.side === 'target') }
   /** Whether the page can give the tour, which needs the weights of the heads. */
   get hasTour(): boolean { return this.fileLanguage === '' }
   /** Draws the cloud at a position of the playhead, once there is a cloud. */
