@@ -141,18 +141,16 @@ def visit(browser: tuple[Any, str], base: str, size: tuple[int, int], seed: int)
     return result
 
 
-def visit_rows(browser: tuple[Any, str], base: str, rounds: int) -> list[dict[str, object]]:
+def visit_rows(browser: tuple[Any, str], base: str, rounds: int) -> Iterator[dict[str, object]]:
     """Per size of the window: the median of every action over some visits, with its quartiles."""
-    rows: list[dict[str, object]] = []
     for size in SIZES:
         visits = [visit(browser, base, size, 1000 * size[0] + number) for number in range(rounds)]
         label = f"{size[0]}×{size[1]}"
         n_fits = sum(bool(result["cloud and scrubber fit"][0]) for result in visits)
-        rows.append({"what": f"{label}: cloud and scrubber fit", "visits": n_fits, "bar": rounds})
+        yield {"what": f"{label}: cloud and scrubber fit", "visits": n_fits, "bar": rounds}
         for name, bar in BARS.items():
             elapsed, cpu = zip(*(result[name] for result in visits), strict=True)
-            rows.append({"what": f"{label}: {name}", **spread(elapsed), "CPU ms": statistics.median(cpu), "bar": bar})
-    return rows
+            yield {"what": f"{label}: {name}", **spread(elapsed), "CPU ms": statistics.median(cpu), "bar": bar}
 
 
 def spread(values: Sequence[float]) -> dict[str, object]:

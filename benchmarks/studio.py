@@ -193,7 +193,7 @@ def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dic
         page.evaluate(COUNT_FRAMES)
         before = clock.seconds("ScriptDuration")
         page.locator("button.play").click()
-        page.wait_for_selector(f"input.steps[aria-valuetext=L{layers - 1}]")
+        page.wait_for_selector(f"input.steps[aria-valuetext='L{layers - 1} mlp']")
         page.wait_for_timeout(700)
         seconds, frames = clock.seconds("ScriptDuration") - before, page.evaluate("frames_seen")
         tokens = page.locator("section.strip li").count()
@@ -205,13 +205,16 @@ def _without_story(body: dict[str, Any]) -> str:
     return json.dumps(body | {"lines": []})
 
 
-def browser_rows(base: str, rounds: int, smallest: bool) -> list[dict[str, object]]:
+def browser_rows(base: str, rounds: int, smallest: bool) -> Iterator[dict[str, object]]:
     """The measurements in a browser. They are skipped with --smallest, because the tests of the page open a browser anyway."""
     browser = "not with --smallest" if smallest else find_browser()
     if isinstance(browser, str):
-        return [{"what": "in a browser", "skipped": browser}]
-    rows = [first_paint(browser, base), *visit_rows(browser, base, rounds), tour_row(browser, base)]
-    return [*rows, animation_frames(browser, layers=12, n_words=1020)]
+        yield {"what": "in a browser", "skipped": browser}
+        return
+    yield first_paint(browser, base)
+    yield from visit_rows(browser, base, rounds)
+    yield tour_row(browser, base)
+    yield animation_frames(browser, layers=12, n_words=1020)
 
 
 async def run_client(base: str, seed: int, until: float, statuses: Counter) -> None:
@@ -270,13 +273,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rounds = 1 if options.smallest else 5 if options.quick else 15
     clients, seconds = (2, 0.1) if options.smallest else (options.clients, 10.0 if options.quick else options.seconds)
-    with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
-        rows = [first_answers(client), *edit_times(client, rounds), payload(client, 40 if options.smallest else 900)]
-        rows += browser_rows(base, 3 if options.quick else 7, options.smallest)
-        rows.append(load(base, clients, seconds))
-    for row in rows:
+    rows: list[dict[str, object]] = []
+
+    def add(row: dict[str, object]) -> None:
         values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in row.items()}
-        print("  ".join(f"{name}: {value}" for name, value in values.items()))
+        print("  ".join(f"{name}: {value}" for name, value in values.items()), flush=True)
+        rows.append(row)
+
+    with serving() as (base, _), httpx2.Client(base_url=base, timeout=60) as client:
+        for row in [
+            first_answers(client),
+            *edit_times(client, rounds),
+            payload(client, 40 if options.smallest else 900),
+        ]:
+            add(row)
+        for row in browser_rows(base, 3 if options.quick else 7, options.smallest):
+            add(row)
+        add(load(base, clients, seconds))
     store_rows("studio", rows, options.smallest)
 
 

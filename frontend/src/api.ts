@@ -3,6 +3,7 @@
 import { loadScript } from './load_script'
 import { pageMessage } from './messages'
 import { render, type Text } from './messages/message'
+import { RecentResponses } from './recent_responses'
 
 export interface Model { id: string; name: Text; title: Text; layers: number; heads: number; width: number; family: string; parameters: number; dtype: string; device: string; certificate: Text; ready: boolean; pair?: boolean }
 /** A model that can be opened. `note`: the certificate of an open model, the reason for a refusal. Facts that its files do not contain are null. */
@@ -263,6 +264,8 @@ export class Queue {
 export class Client {
   private results = new Map<string, Promise<AnalysisResult>>()
   private slowRequests = new Queue(2)
+  /** What the panels of a head show, before and after edits. */
+  private headResponses = new RecentResponses(12)
   /** Id of a trace → what aborts its running analyses. */
   private controllers = new Map<string, AbortController>()
   constructor(readonly source: Source) {}
@@ -281,7 +284,10 @@ export class Client {
   analysisCatalogue = () => this.json<AnalysisCatalogue>('api/catalogue')
   traceInfo = (id: string) => this.json<TraceInfo>(`api/traces/${id}`)
   story = (id: string) => this.json<{ story: StoryLine[]; card: CardLine } & Findings>(`api/traces/${id}/story`)
-  spectrum = (id: string, layer: number, head: number) => this.json<Spectrum>(`api/traces/${id}/spectrum/${layer}/${head}`)
+  spectrum = (id: string, layer: number, head: number) => {
+    const path = `api/traces/${id}/spectrum/${layer}/${head}`
+    return this.headResponses.read(path, () => this.json<Spectrum>(path))
+  }
   token = (id: string, position: number) => this.json<TokenDetail>(`api/traces/${id}/token/${position}`)
   /** The probabilities of some tokens to come next, after a step. */
   nextTokens = (id: string, step: number, tokens: number[]) => this.json<TokenProbability[]>(`api/traces/${id}/next/${step}`, { ids: tokens.join() })
@@ -312,7 +318,8 @@ export class Client {
   }
 
   async weights(id: string, layer: number, head: number, kind: string): Promise<Field> {
-    return (await this.binary(`api/traces/${id}/weights/${layer}/${head}`, { kind })).arrays.map!
+    const path = `api/traces/${id}/weights/${layer}/${head}`
+    return (await this.headResponses.read(`${path} ${kind}`, () => this.binary(path, { kind }))).arrays.map!
   }
 
   /** The weights of target tokens on source tokens of a head of cross-attention. */
@@ -328,7 +335,8 @@ export class Client {
 
   /** The cloud that a head reads, and its images as query, key and content. */
   async images(id: string, layer: number, head: number): Promise<Images> {
-    const { header, arrays } = await this.binary(`api/traces/${id}/images/${layer}/${head}`)
+    const path = `api/traces/${id}/images/${layer}/${head}`
+    const { header, arrays } = await this.headResponses.read(path, () => this.binary(path))
     const flat = { E: arrays.E!, query: arrays.query!, key: arrays.key!, content: arrays.content! }
     return { flat, agreement: arrays.agreement!.values, shares: header.shares, pairs: header.pairs, edited: header.edited }
   }

@@ -86,6 +86,25 @@ describe('the client', () => {
     const client = new Client(source(() => envelope({ name: 'clusters', reason: 'too short' }, [])))
     await expect(client.analysis('x', 'clusters')).rejects.toThrow('too short')
   })
+  it('requests a matrix of a head once for all panels, and again after a failure or many other heads', async () => {
+    let reject = true
+    const from = source(() => {
+      if (reject) throw new ApiError('not yet')
+      return envelope({}, [{ name: 'map', dtype: 'float32', shape: [1, 1], data: Float32Array.of(1) }])
+    })
+    const client = new Client(from)
+    await expect(client.weights('x', 0, 0, 'weights')).rejects.toThrow('not yet')
+    reject = false
+    const maps = await Promise.all([client.weights('x', 0, 0, 'weights'), client.weights('x', 0, 0, 'weights')])
+    expect(maps[0]).toBe(maps[1])
+    expect(from.requests.length).toBe(2)
+    await client.weights('x', 0, 0, 'reversed')
+    expect(from.requests.length).toBe(3)
+    for (let head = 1; head < 30; head++) await client.weights('x', 0, head, 'weights')
+    await client.weights('x', 0, 29, 'weights')
+    expect(from.requests.length).toBe(32)
+    expect(await client.weights('x', 0, 0, 'weights')).not.toBe(maps[0])
+  })
   it('has no star if its position is unknown', async () => {
     const points = { name: 'points', dtype: 'float32', shape: [1, 1, 3], data: Float32Array.of(1, 2, 3) }
     const star = { name: 'star', dtype: 'float32', shape: [3], data: Float32Array.of(NaN, NaN, NaN) }
