@@ -25,7 +25,7 @@ def with_model_paths(arguments: list[str], models: Path) -> list[str]:
         (
             ["race", "run", "--out", "run"],
             2,
-            "a race needs a recipe and --mechanisms, or --job; type rheoscope race run",
+            "a race needs a recipe and --mechanisms or --entrant, or --job; type rheoscope race run",
         ),
         (["race", "run", "tiny", "--mechanisms", "tied"], 2, "Missing option '--out'; type rheoscope race run --help"),
         (["race", "run", "tiny", "--mechanisms", "tied", "--rates", "x", "--out", "run"], 2, "type --rates 1e-3,3e-3"),

@@ -52,7 +52,7 @@ def test_the_link_encodes_any_text(text: str) -> None:
         assert page.to_html().count("<script") == 1
         assert not re.search(r"<[^>]* on\w+=", page.to_html())
     assert parse_link(add_studio_link(Page("T"), of[0]))[1] == {"text": [text]}
-    assert parse_link(add_studio_link(Page("T"), *of))[1] == {"text": [text], "beside": [f"text:other {text}"]}
+    assert parse_link(add_studio_link(Page("T"), *of))[1] == {"text": [text], "compareWith": [f"text:other {text}"]}
 
 
 @given(any_text(max_size=60))
