@@ -116,7 +116,7 @@ export class Studio {
   // Selection
 
   get info() { return this.trace?.info ?? null }
-  stepLabel = (step: string): string => this.render(stepLabel(step, this.info?.steps ?? []))
+  stepLabel = (step: string, steps: string[] = this.info?.steps ?? []): string => this.render(stepLabel(step, steps))
   get stepName(): string { return this.info?.steps[this.link.step] ?? '' }
   /** Highlighted tokens: the hovered one, else the pinned ones. */
   get highlighted(): Set<number> {
@@ -126,6 +126,8 @@ export class Studio {
   get edits(): ToggledEdit[] { return this.link.edits.filter((edit) => !edit.off) }
   /** What the trace is compared with. Edits are compared with the state before them by default. */
   get compareWith(): string { return this.link.compareWith || (this.edits.length ? 'before' : '') }
+  /** Whether the comparison is with another model, whose points lie in another space. */
+  get comparesModels(): boolean { return this.compareWith === 'untrained' || this.compareWith.startsWith('model:') }
   /** The trace without the edits, if it is the comparison. */
   get traceBeforeEdits(): OpenTrace | null { return this.edits.length && this.compareWith === 'before' && this.comparison?.info ? this.comparison : null }
   get side(): Side { return this.traceBeforeEdits ? this.link.side : 'after' }

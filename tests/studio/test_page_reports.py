@@ -103,6 +103,22 @@ def request_one_line(route: Any) -> None:
     route.continue_(post_data=json.dumps(route.request.post_data_json | {"lines": ["next_token"]}))
 
 
+def check_one_camera(page: Any, axes: str) -> None:
+    """Dragging one of the two clouds of a comparison rotates both."""
+    clouds = page.locator(".compare .two .box > canvas")
+    clouds.nth(1).wait_for()
+    page.locator(".compare p", has_text=axes).wait_for()
+    before = [picture.evaluate("canvas => canvas.toDataURL()") for picture in clouds.all()]
+    clouds.first.drag_to(clouds.first, source_position={"x": 60, "y": 120}, target_position={"x": 160, "y": 150})
+    wait_until(
+        page,
+        lambda: all(
+            picture.evaluate("canvas => canvas.toDataURL()") != old
+            for picture, old in zip(clouds.all(), before, strict=True)
+        ),
+    )
+
+
 def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path) -> None:
     """Both sides have their next tokens and every line of the story; the picker offers the checkpoints of a run."""
     run = write_training_run(tmp_path / "run")
@@ -122,9 +138,11 @@ def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path
         assert headings == ["“One day the king took the gold from the bank.”", f"“{TEXT}”"]
         rows = page.locator(".compare table[aria-label] tbody tr")
         wait_until(page, lambda: rows.count() == len(TEXT_LINES) and "…" not in rows.first.inner_text().split())
+        check_one_camera(page, "on the same axes")
         page.locator(".pick select").first.select_option(label="run/last")
         wait_for_url(page, "last")
         wait_until(page, lambda: not page.locator(".compare h3").first.inner_text().startswith("“"))
+        check_one_camera(page, "no common space")
         check_view(page, page.url.replace("&language=en", ""), ".compare table")
 
 

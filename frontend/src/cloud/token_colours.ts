@@ -12,9 +12,8 @@ const fillColours = (tokens: number, colourOfToken: (token: number) => Rgb): Uin
   return out
 }
 
-/** One colour per distinct token, in order of appearance. */
-export function coloursByToken(info: TraceInfo): TokenColours {
-  const order = new Map<string, number>()
+/** One colour per distinct token, in order of appearance. `order` has the tokens that have a colour already. */
+export function coloursByToken(info: TraceInfo, order = new Map<string, number>()): TokenColours {
   for (const { text } of info.tokens) if (!order.has(text)) order.set(text, order.size)
   return { colours: fillColours(info.tokens.length, (token) => clusterColour(order.get(info.tokens[token]!.text)!)), legend: [], scale: null }
 }
