@@ -186,4 +186,4 @@ def test_far_positions_are_read_alone() -> None:
     cosines, sines = network.model.rotary_emb(x, positions[None])
     expected = x * cosines + torch.cat([-x[..., 4:], x[..., :4]], -1) * sines
     assert torch.allclose(rotation.encode(x, positions), expected, atol=1e-6)
-    assert all(size <= 1024 for table, _ in rotation.rotate.cache.values() for size in table.shape)
+    assert all(size <= 1024 for table, _ in rotation.rotate.__self__.cache.values() for size in table.shape)

@@ -155,7 +155,7 @@ def rotary_switches(config: Any) -> set[int]:
 
 def follows_length(model: Pretrained, last: int) -> bool:
     """Whether the rotation of a token depends on the last position of its text."""
-    rotations = {id(x.mechanism.position.rotate): x for x in model.view.layer_heads if _rotates(x)}  # type: ignore[attr-defined]
+    rotations = {x.mechanism.position.rotate: x for x in model.view.layer_heads if _rotates(x)}  # type: ignore[attr-defined]
     return any(_follows_length(heads, last, model.device) for heads in rotations.values())
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 import rheoscope as rs
 from rheoscope.attention.mask import Causal, Chunks, Intersection
 from rheoscope.attention.mechanism import Mechanism
+from rheoscope.attention.parameters import tensors_by_path
 from rheoscope.attention.score import Gram
 from rheoscope.pretrained.certificate import trace_eager
 from rheoscope.pretrained.finder import describe_network
@@ -61,6 +62,33 @@ def test_weights_and_updates_equal_those_of_eager_attention(name: str) -> None:
             weights = weights / weights.sum(-1, keepdim=True)
         assert gap(weights, layer_weights) < FLOAT32_ISLANDS
         assert closure_error(trace, layer) < FLOAT32_ISLANDS
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "gpt_oss", "cohere"])
+def test_heads_apply_every_weight_once(name: str) -> None:
+    """A fused weight serves queries, keys and values."""
+    model, n_calls = loaded(name), dict[nn.Module, int]()
+    heads, points = model.view.layer_heads[1], model.trace(text()).layer_input(1)
+    leaves = [x for x in model.network.modules() if next(x.children(), None) is None]
+    handles = [
+        x.register_forward_hook(lambda module, *_: n_calls.update({module: n_calls.get(module, 0) + 1})) for x in leaves
+    ]
+    heads.project(points[None])
+    for handle in handles:
+        handle.remove()
+    assert n_calls
+    assert set(n_calls.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["granite", "gptj", "cohere2", "deepseek_v3"])
+def test_the_rotation_is_a_function_of_all_layers_that_rotate_alike(name: str) -> None:
+    """A mechanism has no tensors and no tape of its own, and prints on a few lines."""
+    mechanisms = [x.mechanism for x in loaded(name).view.layer_heads]
+    rotations = {x.position.rotate for x in mechanisms if not x.position.is_trivial}  # type: ignore[attr-defined]
+    assert len(rotations) == 1
+    for mechanism in mechanisms:
+        assert not tensors_by_path(mechanism)
+        assert len(repr(mechanism)) < 500
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ENCODERS])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ from rheoscope.pretrained.finder.blocks import Block, Layer, find_blocks, group_
 from rheoscope.pretrained.finder.entry_norms import begin_at_norms
 from rheoscope.pretrained.finder.feed_forward import feed_forward
 from rheoscope.pretrained.finder.gates import gate_function, read_sinks
-from rheoscope.pretrained.finder.head_matrices import HeadProjection, head_projection, input_norm, join_coordinates
+from rheoscope.pretrained.finder.head_matrices import (
+    HeadProjection,
+    head_projection,
+    input_norm,
+    join_coordinates,
+    project_together,
+)
 from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap, layer_taps
 from rheoscope.pretrained.finder.key_choice import longest_text_without_choice
 from rheoscope.pretrained.finder.masks import every_mask, read_mask
@@ -53,7 +60,7 @@ from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
-from rheoscope.space.model_parts import Norm, Projected
+from rheoscope.space.model_parts import Norm
 
 PROBE_LENGTHS = (11, 13, 7, 17, 19, 23, 29)
 """Numbers of tokens of the recorded text. The first that is no size of the network is used."""
@@ -266,13 +273,9 @@ def assemble_heads(
     projections: tuple[HeadProjection, HeadProjection, HeadProjection], W_O: Tensor, mechanism: Mechanism, norm: Norm
 ) -> Heads:
     queries, keys, values = projections
-
-    def project(u: Tensor) -> Projected:
-        return queries.apply(u), keys.apply(u), values.apply(u)
-
     scale = mechanism.score.without_cap.scale  # type: ignore[attr-defined]
     return Heads(
-        queries.W, keys.W, values.W, W_O, scale, mechanism, project, queries.b, keys.b, values.b,
+        queries.W, keys.W, values.W, W_O, scale, mechanism, partial(project_together, projections), queries.b, keys.b, values.b,
         norm=norm, q_norm=queries.norm, k_norm=keys.norm, v_norm=values.norm,
     )  # fmt: skip
 

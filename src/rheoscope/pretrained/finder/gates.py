@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import Weight, is_token_linear, unknown_operation
+from rheoscope.pretrained.finder.coordinate_choice import coordinate_choice
 from rheoscope.pretrained.finder.coordinates import coordinate_map, filled_with, token_rows
 from rheoscope.pretrained.finder.head_matrices import apply_weight
 from rheoscope.pretrained.finder.projections import layout_source, match_parts
@@ -81,10 +82,10 @@ def gate_function(
     if bool((index == index[:, :1]).all()):
         index, gain, bias = index[:, :1], gain[:, :1], bias[:, :1]
     linear, placement, function = apply_weight(tape, part), part.placement, activation.function
+    to_function, of_heads = coordinate_choice(placement.index, placement.gain), coordinate_choice(index, gain)
 
     def factors_of(u: Tensor) -> Tensor:
-        logits = linear(u)[..., placement.index] * placement.gain.to(u) + placement.bias.to(u)
-        numbers = function(logits)[..., index] * gain.to(u) + bias.to(u)
+        numbers = of_heads(function(to_function(linear(u)) + placement.bias.to(u))) + bias.to(u)
         return numbers.movedim(-2, -3)
 
     return factors_of, layout_source(tape, part.first.weight.source)

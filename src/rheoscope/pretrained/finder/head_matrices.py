@@ -1,8 +1,9 @@
 """From matched chains to the matrices of heads: W (g, d, k), b (g, k), norms, and the function that the model applies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int
@@ -10,22 +11,38 @@ from torch import Tensor, nn
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import Normalisation, NormConstants, frontier, norm_constants, subtracts_mean
+from rheoscope.pretrained.finder.coordinate_choice import Choice, coordinate_choice
 from rheoscope.pretrained.finder.coordinates import coordinate_map
 from rheoscope.pretrained.finder.plain_products import is_converted
 from rheoscope.pretrained.finder.projections import NormStep, Projection, ProjectionPart, layout_source
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads
+from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads, Projected
+
+WeightFunction = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadProjection:
-    """Queries, keys or values of every head: the matrices, and the same map computed by the model's own modules."""
+    """Queries, keys or values of every head: the matrices, and the same map computed by the model's own modules.
+
+    The rows of the heads are `rows(*results)`, where each of `weights` gives a result. Projections may share a weight.
+    """
 
     W: Float[Tensor, "g d k"]
     b: Float[Tensor, "g k"] | None
     norm: Norm | None
-    apply: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b g n k"]]
+    weights: tuple[WeightFunction, ...]
+    rows: Callable[..., Float[Tensor, "b g n k"]]
+
+
+def project_together(projections: Iterable[HeadProjection], u: Float[Tensor, "b n d"]) -> Projected:
+    """The rows of several projections. A weight that serves several of them is applied once."""
+    results: dict[WeightFunction, Tensor] = {}
+    for weight in (weight for x in projections for weight in x.weights):
+        if weight not in results:
+            results[weight] = weight(u)
+    return tuple(x.rows(*(results[weight] for weight in x.weights)) for x in projections)  # type: ignore[return-value]
 
 
 def module_call_of(tape: Tape, source: Value, result: Value) -> ModuleCall | None:
@@ -51,19 +68,6 @@ def first_result(module: nn.Module, x: Tensor) -> Tensor:
     """What a module returns, or the first of its results (I-BERT returns scales too)."""
     out = module(x)
     return out if isinstance(out, Tensor) else out[0]
-
-
-def gather_columns(x: Tensor, index: Int[Tensor, "g k"], gain: Float[Tensor, "g k"]) -> Tensor:
-    """x[..., index] * gain as (…, g, k), as a view where the coordinates are in order."""
-    n_groups, width = index.shape
-    start = int(index[0, 0])
-    in_order = bool((index == start + torch.arange(n_groups * width, device=index.device).view(n_groups, width)).all())
-    columns = (
-        x[..., start : start + n_groups * width].unflatten(-1, (n_groups, width))
-        if in_order
-        else x[..., index.to(x.device)]
-    )
-    return columns if bool((gain == 1).all()) else columns * gain.to(columns)
 
 
 def input_norm(tape: Tape, projection: Projection, points: Value, tokens: set[Value]) -> Norm:
@@ -133,11 +137,18 @@ def join_coordinates(projections: list[HeadProjection]) -> HeadProjection:
         raise RheoscopeError(Message("values of several products have a norm or different biases"))
     biases = [x.b for x in projections if x.b is not None]
 
-    def apply(u: Tensor) -> Tensor:
-        return torch.cat([x.apply(u) for x in projections], -1)
+    counts = [len(x.weights) for x in projections]
+
+    def rows(*results: Tensor) -> Tensor:
+        remaining = iter(results)
+        return torch.cat([x.rows(*islice(remaining, n)) for x, n in zip(projections, counts, strict=True)], -1)
 
     return HeadProjection(
-        torch.cat([x.W for x in projections], -1), torch.cat(biases, -1) if biases else None, None, apply
+        torch.cat([x.W for x in projections], -1),
+        torch.cat(biases, -1) if biases else None,
+        None,
+        tuple(weight for x in projections for weight in x.weights),
+        rows,
     )
 
 
@@ -166,8 +177,12 @@ def weight_bias(tape: Tape, part: ProjectionPart) -> Tensor | None:
     return None if part.weight.bias is None else tape.tensors[part.weight.bias].flatten()
 
 
-def apply_weight(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
-    """The weight as a function of its input: the model's own module, else the matrix."""
+def apply_weight(tape: Tape, part: ProjectionPart) -> WeightFunction:
+    """The weight as a function of its input: the model's own module, else the matrix. It is the same for all that read its result."""
+    return tape.share(("weight function", part.weight.result), lambda: _weight_function(tape, part))
+
+
+def _weight_function(tape: Tape, part: ProjectionPart) -> WeightFunction:
     call = module_call_of(tape, part.weight.source, part.weight.result)
     if call is not None and (is_converted(call.module) or not any(True for _ in call.module.children())):
         return partial(first_result, call.module)
@@ -178,17 +193,17 @@ def apply_weight(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]
 def _plain_projection(tape: Tape, part: ProjectionPart, index: Tensor, gain: Tensor, offset: Tensor) -> HeadProjection:
     """x ↦ x W + b. A bias that is added after the weight arrives as the offset."""
     bias, has_offset = weight_bias(tape, part), bool((offset != 0).any())
-    W = gather_columns(weight_matrix(tape, part), index, gain).movedim(-2, 0)
-    b = None if bias is None else gather_columns(bias, index, gain)
+    of_heads = coordinate_choice(index, gain)
+    W = of_heads(weight_matrix(tape, part)).movedim(-2, 0)
+    b = None if bias is None else of_heads(bias)
     if has_offset:
         b = offset.to(W) if b is None else b + offset.to(b)
-    linear = apply_weight(tape, part)
 
-    def apply(u: Tensor) -> Tensor:
-        columns = gather_columns(linear(u), index, gain)
+    def rows(result: Tensor) -> Tensor:
+        columns = of_heads(result)
         return (columns + offset.to(columns) if has_offset else columns).transpose(-3, -2)
 
-    return HeadProjection(W, b, None, apply)
+    return HeadProjection(W, b, None, (apply_weight(tape, part),), rows)
 
 
 def _normed_projection(
@@ -206,11 +221,11 @@ def _normed_projection(
         lambda x: x, norm_gain, bias if bool((bias != 0).any()) else None, constants.eps, constants.subtracts_mean
     )
 
-    def apply(u: Tensor) -> Tensor:
-        y = plain.apply(u)
+    def rows(result: Tensor) -> Tensor:
+        y = plain.rows(result)
         return norm.normed(y.to(torch.promote_types(y.dtype, torch.float32))).to(y.dtype)
 
-    return HeadProjection(plain.W, plain.b, norm, apply)
+    return HeadProjection(plain.W, plain.b, norm, plain.weights, rows)
 
 
 def _norm_class(constants: NormConstants, index: Int[Tensor, "g k"]) -> type[Norm]:
@@ -253,16 +268,17 @@ def _latent_projection(tape: Tape, parts: tuple[ProjectionPart, ...], n_heads: i
     inner = outer.inner
     assert inner is not None
     is_scaled = outer.placement.is_filled.view(n_heads, -1)
+    weights, rows = tuple(_part_weight(tape, part) for part in parts), _rows_of_parts(tape, parts, n_heads)
     if inner.norm is None:
-        return HeadProjection(W, None, None, _apply_parts(tape, parts, n_heads))
+        return HeadProjection(W, None, None, weights, rows)
     if not bool((is_scaled == is_scaled[:1]).all()):
         raise RheoscopeError(Message("heads share a latent vector in different coordinates"))
     constants = inner.norm.constants
-    rows = _to_latent_rows(tape, outer, n_heads)
+    from_latent = _to_latent_rows(tape, outer, n_heads)
     norm = LatentNorm(
-        lambda x: x, None, None, constants.eps, False, torch.linalg.pinv(rows.double()).to(W), is_scaled[0].to(W)
+        lambda x: x, None, None, constants.eps, False, torch.linalg.pinv(from_latent.double()).to(W), is_scaled[0].to(W)
     )
-    return HeadProjection(W, None, norm, _apply_parts(tape, parts, n_heads))
+    return HeadProjection(W, None, norm, weights, rows)
 
 
 def _outer_columns(tape: Tape, part: ProjectionPart, n_heads: int) -> Float[Tensor, "r hk"]:
@@ -303,41 +319,47 @@ def _composed_columns(tape: Tape, part: ProjectionPart, n_heads: int) -> tuple[F
     return columns.unflatten(-1, (n_heads, -1)).transpose(0, 1).to(torch.promote_types(dtype, torch.float32)), None
 
 
-def _apply_parts(tape: Tape, parts: tuple[ProjectionPart, ...], n_heads: int) -> Callable[[Tensor], Tensor]:
-    """The rows of all parts, by the model's own modules."""
-    functions = [_part_function(tape, part) for part in parts]
+def _rows_of_parts(tape: Tape, parts: tuple[ProjectionPart, ...], n_heads: int) -> Callable[..., Tensor]:
+    """From the results of the weights of all parts to the rows of the heads."""
+    choices = [_arriving_coordinates(tape, part) for part in parts]
 
-    def apply(u: Tensor) -> Tensor:
-        rows = torch.stack([function(u) for function in functions]).sum(0)
-        return rows.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
+    def rows(*results: Tensor) -> Tensor:
+        chosen = [choose(result) for choose, result in zip(choices, results, strict=True)]
+        return torch.stack(chosen).sum(0).unflatten(-1, (n_heads, -1)).transpose(-3, -2)
 
-    return apply
+    return rows
 
 
-def _part_function(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
+def _arriving_coordinates(tape: Tape, part: ProjectionPart) -> Choice:
+    """From the result of the weight of a part to the coordinates of the heads, 0 where they come from elsewhere."""
+    placement, width = part.placement, weight_matrix(tape, part).shape[-1]
+    gain = torch.where(placement.is_filled, placement.gain, 0.0)
+    return coordinate_choice(placement.index.clamp(max=width - 1), gain)
+
+
+def _part_weight(tape: Tape, part: ProjectionPart) -> WeightFunction:
+    """The weight of a part after the part before it, by the model's own modules."""
     linear = apply_weight(tape, part)
-    before = None if part.inner is None else _inner_function(tape, part.inner)
-    index, gain = part.placement.index, torch.where(part.placement.is_filled, part.placement.gain, 0.0)
-
-    def apply(u: Tensor) -> Tensor:
-        y = linear(u if before is None else before(u))
-        return y[..., index.clamp(max=y.shape[-1] - 1)] * gain.to(y)
-
-    return apply
+    if part.inner is None:
+        return linear
+    before = _inner_function(tape, part.inner)
+    return tape.share(("latent weight", part.weight.result), lambda: lambda u: linear(before(u)))
 
 
 def _inner_function(tape: Tape, part: ProjectionPart) -> Callable[[Tensor], Tensor]:
     linear, step, placement = apply_weight(tape, part), part.norm, part.placement
     if step is None:
-        return lambda u: linear(u)[..., placement.index] * placement.gain.to(u)
+        arriving = coordinate_choice(placement.index, placement.gain)
+        return lambda u: arriving(linear(u))
     before, constants = step.placement, step.constants
     assert before is not None
     gain, _ = with_own_gain(tape, step.norm, placement.index, placement.gain, torch.zeros_like(placement.gain))
     norm = Norm(lambda x: x, None, None, constants.eps, constants.subtracts_mean)
+    to_norm = coordinate_choice(before.index, before.gain)
+    from_norm = coordinate_choice(placement.index, gain * constants.gain)
 
     def apply(u: Tensor) -> Tensor:
-        z = linear(u)[..., before.index] * before.gain.to(u)
-        z_hat = norm.normalise(z.to(torch.promote_types(z.dtype, torch.float32)))
-        return (z_hat[..., placement.index] * (gain * constants.gain).to(z_hat)).to(z.dtype)
+        z = to_norm(linear(u))
+        return from_norm(norm.normalise(z.to(torch.promote_types(z.dtype, torch.float32)))).to(z.dtype)
 
     return apply

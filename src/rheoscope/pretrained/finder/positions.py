@@ -31,9 +31,9 @@ def read_position(tape: Tape, call: SoftmaxCall, q: Projection, tokens: set[Valu
     if rotation is not None and call.bias is not None:
         raise RheoscopeError(Message("a layer rotates its queries and adds a bias to its scores"))
     if isinstance(rotation, PlaceTables):
-        return PlaceRotary(rotation, tape.n_tokens)
+        return PlaceRotary(rotation.rotate, tape.n_tokens)
     if rotation is not None:
-        return ModelRotary(rotation)
+        return ModelRotary(rotation.rotate)
     return NoPosition() if call.bias is None else bias_position(tape, call)
 
 

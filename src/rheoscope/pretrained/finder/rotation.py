@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.finder.coordinate_choice import Choice, coordinate_choice
 from rheoscope.pretrained.finder.coordinates import CoordinateMap, from_token_rows, is_positions, token_rows
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay, tensors_of, with_tensors
 from rheoscope.shapes import RheoscopeError
@@ -25,7 +26,7 @@ Arrival = tuple[Value, CoordinateMap]
 """A tensor, and where its coordinates arrive in the rows of the heads."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RotaryTables:
     """x ↦ x C(p) + x[partner] S(p): every coordinate c of a head is mixed with one other by numbers that depend on position p."""
 
@@ -35,20 +36,24 @@ class RotaryTables:
     arrivals: tuple[Arrival, ...]
     source: "PositionSource"
     width: int
-    cache: dict[tuple[int | tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cache: dict[tuple[int | tuple[int, ...], torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )
 
-    def __call__(self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
-        last = int(positions.max()) if len(positions) else 0
-        places, rows = positions.unique(return_inverse=True)
-        if last < FULL_TABLE or POSITIONS_PER_READ * len(places) > last:
-            places, rows = torch.arange(last + 1), positions
-        cosines, sines = (table[rows].to(x.dtype) for table in self.tables(places, x.device))
-        return x * cosines + x[..., self.partner.to(x.device)] * sines
+    def rotate(self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
+        places, rows = needed_places(positions)
+        cosines, sines = (table[rows] for table in self.tables(places, x))
+        return x * cosines + self.partners(x) * sines
+
+    @cached_property
+    def partners(self) -> Choice:
+        """x ↦ x[partner]"""
+        return coordinate_choice(self.partner.to(self.tape.template(self.rows).device))
 
     def tables(
-        self, places: Int[Tensor, " m"], device: torch.device
+        self, places: Int[Tensor, " m"], x: Float[Tensor, "*n k"]
     ) -> tuple[Float[Tensor, "_ k"], Float[Tensor, "_ k"]]:
-        """C and S at the positions `places`. Tables from 0 on have more rows and are computed once for each power of two.
+        """C and S for x at the positions `places`. Tables from 0 on have more rows and are computed once for each power of two.
 
         Tables that depend on the length of a text have no more rows.
         """
@@ -56,10 +61,10 @@ class RotaryTables:
         is_full = int(places[-1]) == length - 1
         if is_full and not self.source.depends_on_length:
             places = torch.arange(1 << max(6, (length - 1).bit_length()))
-        key = (len(places) if is_full else tuple(places.tolist())), device
+        key = (len(places) if is_full else tuple(places.tolist())), x.device, x.dtype
         if key not in self.cache:
             cosines, sines = self._read_tables(places.cpu())
-            self.cache[key] = cosines.to(device), sines.to(device)
+            self.cache[key] = cosines.to(x), sines.to(x)
         return self.cache[key]
 
     def _read_tables(self, places: Int[Tensor, " m"]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m k"]]:
@@ -70,6 +75,16 @@ class RotaryTables:
             )[: len(places)]
 
         return _cosines_and_sines(self.partner, image)
+
+
+def needed_places(positions: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " n"]]:
+    """Positions whose numbers are read, and the place of each position among them: all up to the last one, unless it is far."""
+    last = int(positions.max()) if len(positions) else 0
+    if last >= max(FULL_TABLE, len(positions)):
+        places, rows = positions.unique(return_inverse=True)
+        if POSITIONS_PER_READ * len(places) <= last:
+            return places, rows
+    return torch.arange(last + 1), positions
 
 
 def _cosines_and_sines(
@@ -104,17 +119,17 @@ def rotated_rows(
     return token_rows(tape, replay(tape, [rows], substitutions)[0]).cpu()[:, :width]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlaceTables:
     """x ↦ x C_i + x[partner] S_i for the token i of the tape: rotations by the place of a patch in an image of one size."""
 
-    partner: Int[Tensor, " k"]
+    partners: Choice
     cosines: Float[Tensor, "n k"]
     sines: Float[Tensor, "n k"]
 
-    def __call__(self, x: Float[Tensor, "b h n k"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
+    def rotate(self, x: Float[Tensor, "b h n k"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
         cosines, sines = (table.to(x.device)[tokens].to(x.dtype) for table in (self.cosines, self.sines))
-        return x * cosines + x[..., self.partner.to(x.device)] * sines
+        return x * cosines + self.partners(x) * sines
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,9 +242,9 @@ def _read_rotation(
     partner = _partners(probes, images)
     source = _position_source(tape, rows, arrivals, tokens)
     if source is None:
-        return PlaceTables(
-            partner, *_cosines_and_sines(partner, lambda x: rotated_rows(tape, rows, arrivals, width, x, {}))
-        )
+        device = tape.template(rows).device
+        tables = _cosines_and_sines(partner, lambda x: rotated_rows(tape, rows, arrivals, width, x, {}))
+        return PlaceTables(coordinate_choice(partner.to(device)), *(table.to(device) for table in tables))
     return RotaryTables(partner, tape, rows, arrivals, source, width)
 
 
