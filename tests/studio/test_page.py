@@ -428,6 +428,7 @@ def test_a_corpus_example_opens_as_a_text(browser: Any, tmp_path: Path) -> None:
             page.add_script_tag(path=str(AXE))
             violations = page.evaluate("axe.run('#views').then((report) => report.violations)")
             assert [violation["id"] for violation in violations if violation["impact"] in ("serious", "critical")] == []
+        page.locator("button.example .text span[style*=color-mix]").first.wait_for()  # tokens are coloured by the head
         example = page.locator("button.example").first
         example_text = example.locator(".text").inner_text()
         example.click()

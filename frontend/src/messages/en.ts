@@ -390,6 +390,8 @@ export const en = {
   corpus_examples: 'Texts with extreme values of {name}',
   corpus_most: 'largest',
   corpus_least: 'smallest',
+  corpus_colours: 'Each token is coloured by {field} of {head}: blue is positive, orange is negative, and the strongest colour is {largest}.',
+  corpus_colours_attention: 'Each token is coloured by the share of the attention of {head} that it receives. The strongest colour is {percent}.',
   corpus_open: 'Click a text to open it above with this head selected.',
 } as const
 
