@@ -3,12 +3,12 @@
     RHEOSCOPE_REAL_MODELS=FOLDER python benchmarks/loading.py     every checkpoint of a folder, then tiny ones
     python benchmarks/loading.py --smallest                       two tiny checkpoints, seconds, nothing is stored
 
-A ratio is the time of `rs.load` (weights, digest, description, proof, tokenizer) divided by that of `from_pretrained` for the same
-weights and tokenizer, as a median over interleaved rounds with half of its interquartile range. Tiny checkpoints of one size show what
-a type costs: those that a family file describes, and those that are found.
+All times are CPU seconds, as medians over interleaved rounds. A ratio is that of `rs.load` (weights, digest, description, proof,
+tokenizer) divided by that of `from_pretrained` for the same weights and tokenizer, with half of its interquartile range. Tiny checkpoints
+of one size show what a type costs: those that a family file describes, and those that are found.
 
 A type that is found is recorded when it is first opened, and its tape is stored. Every round opens it without a stored tape and then with
-one, as a new process would. CPU seconds of the digest of all weights, of the description and of the proof are medians of the same rounds.
+one, as a new process would. Every type needs a digest of all weights and a proof. What a found type needs besides is its description.
 """
 
 import os
@@ -31,6 +31,12 @@ from rheoscope.pretrained.checkpoint import model_class, silence_libraries
 from rheoscope.pretrained.finder.tape_file import cache_folder
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 199}
+PAIR_IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 0}
+MARIAN = {"d_model": 64} | {
+    f"{side}_{size}": value
+    for side in ("encoder", "decoder")
+    for size, value in {"layers": 4, "attention_heads": 4, "ffn_dim": 96}.items()
+}
 TINY_CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**TINY),
     "granite": lambda: hf.GraniteConfig(**TINY),
@@ -41,6 +47,10 @@ TINY_CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: hf.Gemma2Config(**TINY, num_key_value_heads=2, head_dim=16, sliding_window=512),
     "bloom": lambda: hf.BloomConfig(hidden_size=64, n_layer=4, n_head=4, vocab_size=199),
     "distilbert": lambda: hf.DistilBertConfig(dim=64, hidden_dim=96, n_layers=4, n_heads=4, vocab_size=199),
+    "t5": lambda: hf.T5Config(**PAIR_IDS, d_model=64, d_kv=16, d_ff=96, num_layers=4, num_heads=4, vocab_size=199),
+    "marian": lambda: hf.MarianConfig(**PAIR_IDS, **MARIAN, vocab_size=199, max_position_embeddings=128),
+    "granite of 40 layers": lambda: hf.GraniteConfig(**TINY | {"num_hidden_layers": 40}),
+    "olmo2 of 32 layers": lambda: hf.Olmo2Config(**TINY | {"num_hidden_layers": 32}, num_key_value_heads=2),
 }
 """Types with a family file and types without one."""
 
@@ -118,13 +128,16 @@ def compare(source: Path, rounds: int) -> dict[str, Any]:
             "first": lambda: open_first(source),
             "again": lambda: rs.load(source),
         }
-        seconds = interleaved(methods, rounds, warm=1)
+        seconds = interleaved(methods, rounds, warm=1, clock=time.process_time)
     own = [d - h for d, h in zip(parts["description"], parts["digest"], strict=True)][-2 * rounds :]
     inverse, noise = ratio(seconds, "transformers", "again")
+    median = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "name": source.name,
         "described_by": family,
-        **{name: statistics.median(values) for name, values in seconds.items()},
+        **median,
+        "more_first": median["first"] - median["transformers"],
+        "more_again": median["again"] - median["transformers"],
         "digest": statistics.median(parts["digest"][-2 * rounds :]),
         "first_description": statistics.median(own[::2]),
         "description": statistics.median(own[1::2]),
@@ -145,13 +158,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         for source in sources:
             row = compare(source, rounds)
             rows.append(row)
+            store_rows("loading", rows, options.smallest)
             print(
-                f"{row['name']:24} {row['described_by']:8} transformers {row['transformers']:.3f} s, rs.load first {row['first']:.3f} s, "
-                f"again {row['again']:.3f} s (CPU: digest {row['digest']:.3f}, description first {row['first_description']:.3f}, "
-                f"again {row['description']:.3f}, proof {row['proof']:.3f}); ratio {row['ratio']:.2f} ± {row['noise']:.2f}",
+                f"{row['name']:24} {row['described_by']:8} transformers {row['transformers']:.2f} s, rs.load {row['more_first']:.2f} s "
+                f"more the first time, {row['more_again']:.2f} s more again (digest {row['digest']:.2f}, description first "
+                f"{row['first_description']:.2f}, again {row['description']:.2f}, proof {row['proof']:.2f}); "
+                f"ratio {row['ratio']:.2f} ± {row['noise']:.2f}",
                 flush=True,
             )
-    store_rows("loading", rows, options.smallest)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,19 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def interleaved(methods: dict[str, Callable[[], object]], rounds: int = 15, warm: int = 2) -> dict[str, list[float]]:
+def interleaved(
+    methods: dict[str, Callable[[], object]],
+    rounds: int = 15,
+    warm: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each method in each round. Each round runs every method once. The first `warm` rounds are discarded."""
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(warm + rounds):
         for name, run in methods.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: times[warm:] for name, times in seconds.items()}
 
 

@@ -8,6 +8,8 @@ from rheoscope.pretrained.finder.tape import Operand, Operation, Tape, Value, ne
 UNDETERMINED = frozenset({"empty", "new_empty", "empty_like", "rand", "randn", "rand_like", "randn_like", "bernoulli"})
 """Operations whose results may differ although their arguments are the same."""
 
+NUMBERS = frozenset({bool, int, float})
+
 
 def value_numbers(tape: Tape) -> list[int]:
     """A number for every tensor of a tape, the same for tensors that equal operations make of the same tensors."""
@@ -50,10 +52,11 @@ def _operation_key(operation: Operation, number_of: Callable[[Value], int]) -> A
 
 def _hashable(arguments: Any, number_of: Callable[[Value], int]) -> Any:
     """Nested arguments as tuples, with a number for every tensor. A number of Python carries its type: 1, 1.0 and True differ."""
-    if isinstance(arguments, Operand):
+    kind = type(arguments)
+    if kind is Operand:
         return Operand(number_of(arguments.value))
-    if isinstance(arguments, tuple | list):
-        return tuple(_hashable(x, number_of) for x in arguments)
-    if isinstance(arguments, dict):
-        return tuple((name, _hashable(x, number_of)) for name, x in arguments.items())
-    return (type(arguments), arguments) if isinstance(arguments, bool | int | float) else arguments
+    if kind is tuple or kind is list:
+        return tuple([_hashable(x, number_of) for x in arguments])
+    if kind is dict:
+        return tuple([(name, _hashable(x, number_of)) for name, x in arguments.items()])
+    return (kind, arguments) if kind in NUMBERS else arguments

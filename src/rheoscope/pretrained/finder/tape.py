@@ -32,6 +32,11 @@ class Operand:
     value: Value
 
 
+NESTED = frozenset({tuple, list, dict})
+"""What may hold operands."""
+OPERAND_OR_NESTED = NESTED | {Operand}
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One operation of PyTorch: its function, its arguments with tensors as `Operand`s, and the numbers of its results."""
@@ -57,11 +62,13 @@ class Operation:
 
 def _operand_values(arguments: Any) -> Iterator[Value]:
     """The tensors among nested arguments, in order."""
-    if isinstance(arguments, Operand):
+    kind = type(arguments)
+    if kind is Operand:
         yield arguments.value
-    elif isinstance(arguments, tuple | list | dict):
-        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
-            yield from _operand_values(argument)
+    elif kind in NESTED:
+        for argument in arguments.values() if kind is dict else arguments:
+            if type(argument) in OPERAND_OR_NESTED:
+                yield from _operand_values(argument)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,10 +316,14 @@ def _replay(
 
 
 def needed_operations(tape: Tape, targets: list[Value], substituted: set[Value]) -> list[Operation]:
-    """The operations between some tensors and targets that depend on them, in order.
+    """The operations between some tensors and targets that depend on them, in order."""
+    key = "needed operations", tuple(targets), frozenset(substituted)
+    needed: list[Operation] = tape.share(key, lambda: _needed_operations(tape, targets, substituted))
+    return needed
 
-    A tensor with a lower number than all of them was there before, so it does not depend on them.
-    """
+
+def _needed_operations(tape: Tape, targets: list[Value], substituted: set[Value]) -> list[Operation]:
+    """A tensor with a lower number than all that are substituted was there before, so it does not depend on them."""
     earliest, depends = min(substituted, default=0), dict.fromkeys(substituted, True)
     needed: set[int] = set()
     pending = list(targets)
@@ -342,12 +353,13 @@ def tensors_of(out: Any) -> list[Tensor]:
 
 def with_tensors(arguments: Any, current: Callable[[Value], Tensor]) -> Any:
     """Arguments with tensors in place of operands."""
-    if isinstance(arguments, Operand):
+    kind = type(arguments)
+    if kind is Operand:
         return current(arguments.value)
-    if isinstance(arguments, tuple | list):
-        return type(arguments)(with_tensors(x, current) for x in arguments)
-    if isinstance(arguments, dict):
+    if kind is dict:
         return {name: with_tensors(x, current) for name, x in arguments.items()}
+    if kind in NESTED:
+        return kind([with_tensors(x, current) if type(x) in OPERAND_OR_NESTED else x for x in arguments])
     return arguments
 
 

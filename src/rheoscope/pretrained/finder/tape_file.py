@@ -19,6 +19,7 @@ import transformers
 from torch import nn
 
 from rheoscope.files import atomic_file
+from rheoscope.pretrained.finder.garbage_collection import no_collections
 from rheoscope.pretrained.finder.plain_products import is_converted
 from rheoscope.pretrained.finder.stored_tape import TapeError, from_text, to_text
 from rheoscope.pretrained.finder.tape import Tape
@@ -75,6 +76,7 @@ class TapeFile:
         return was_read
 
 
+@no_collections()
 def describe_tape(
     network: nn.Module, file: TapeFile | None, record: Callable[[Any], Tape], describe: Callable[[Any, Tape], T]
 ) -> T:
