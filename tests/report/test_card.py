@@ -207,8 +207,8 @@ def test_only_the_passages_of_the_package_are_named() -> None:
     assert isinstance(rows, OpeningRows)
     facts = {str(name): str(value) for name, value in rows.rows[1].details[0].facts.items()}
     assert "“" not in facts["Strongest text"]
-    assert not card_module._answers_request(other, False, 40, 8, 0)
-    assert card_module._answers_request(card, False, 40, 8, 0)
+    assert not card_module._answers_request(other, rs.load(), 40, 8, 0)
+    assert card_module._answers_request(card, rs.load(), 40, 8, 0)
 
 
 def test_facts_of_the_model_are_shown_under_their_claim() -> None:
@@ -227,7 +227,7 @@ def test_facts_of_the_model_are_shown_under_their_claim() -> None:
 def test_a_card_without_facts_is_not_returned() -> None:
     stored = find_card(rs.load().view)
     assert stored is not None
-    settings = (False, stored.attrs["draws"], stored.attrs["untrained"], stored.attrs["seed"])
+    settings = (rs.load(), stored.attrs["draws"], stored.attrs["untrained"], stored.attrs["seed"])
     assert card_module._answers_request(stored, *settings)
     stored.attrs = {key: value for key, value in stored.attrs.items() if not key.startswith("next_token.")}
     assert not card_module._answers_request(stored, *settings)
@@ -237,6 +237,8 @@ def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) ->
     texts = ["one text", "another text"]
     (tmp_path / "lines.txt").write_text("one text\n\nanother text\n")
     (tmp_path / "objects.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "ids.jsonl").write_text('{"ids": [3, 1, 2]}\n')
+    assert read_texts(tmp_path / "ids.jsonl") == [[3, 1, 2]]
     (tmp_path / "folder").mkdir()
     for number, text in enumerate(texts):
         (tmp_path / "folder" / f"{number}.txt").write_text(text)

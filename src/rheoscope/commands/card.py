@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.completion import complete_from
-from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Html, Json, Stream
+from rheoscope.commands.options import (
+    Adapter,
+    Csv,
+    Device,
+    Dtype,
+    Explain,
+    Html,
+    Images,
+    Json,
+    Sounds,
+    Stream,
+    refuse_both,
+)
 from rheoscope.report.hub_cache import cached_hub_names
 
 
@@ -26,6 +38,8 @@ def card(
             "encoder-decoder: source, tab, target, or the fields source and target."
         ),
     ] = None,
+    images: Images = None,
+    audio: Sounds = None,
     draws: Annotated[int, typer.Option(min=40, help="Models with rotated or edited operators.")] = 40,
     untrained: Annotated[int, typer.Option(min=8, help="Untrained models of the same architecture.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The seed of all draws.")] = 0,
@@ -43,17 +57,24 @@ def card(
     Each claim has an effect, an interval, the smallest effect of interest, and what random models reach.
 
     Examples:  rheoscope card    ·    rheoscope card gpt2 --texts notes.txt --html card.html --json card.json
+    ·    rheoscope card facebook/dinov2-small --images photos
     """
     from rheoscope.report import run_report
+    from rheoscope.report.card_media import read_media
     from rheoscope.report.card_report import run_card
     from rheoscope.report.card_texts import read_texts
     from rheoscope.report.progress_bars import open_model
 
+    refuse_both("--images", images is not None, "--audio", audio is not None)
+    for option, folder in (("--images", images), ("--audio", audio)):
+        refuse_both(option, folder is not None, "--texts", texts is not None)
     files = run_report.OutputFiles(json, csv, html, input_path=texts)
+    media = read_media(images, audio)
     chosen_texts = None if texts is None else read_texts(texts)
     run_card(
         open_model(model, device, dtype, stream=stream, adapter=adapter),
         chosen_texts,
+        media,
         draws,
         untrained,
         seed,

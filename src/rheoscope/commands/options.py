@@ -33,6 +33,12 @@ Window = Annotated[
         min=1, metavar="N", help="Split the text into windows of N tokens and report means with confidence intervals."
     ),
 ]
+Images = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The images of this directory, for a model of images.")
+]
+Sounds = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The WAV files of this directory, for a model of sounds.")
+]
 ModelName = Annotated[
     str | None,
     typer.Option(

@@ -15,10 +15,12 @@ from rheoscope.report.card_clouds import claims_by_name, clouds_of, interval_nam
 from rheoscope.report.card_controls import Controls, control_task, process_count, start_controls
 from rheoscope.report.card_facts import has_facts, model_facts
 from rheoscope.report.card_measurements import Measurements, OnTask, measure_cloud
+from rheoscope.report.card_media import features_of, media_advice, media_unit
 from rheoscope.report.card_texts import check_number, check_texts, passages, texts_digest, texts_of_card
 from rheoscope.report.story_numbers import story_numbers
 from rheoscope.report.text_pairs import TextPair, long_enough, text_pairs
 from rheoscope.running.encoder_decoder import EncoderDecoder
+from rheoscope.running.pair_sides import one_text_model
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim, ClaimPart, Measured
@@ -77,7 +79,7 @@ class PartAnswer:
 @torch.no_grad()
 def card(
     model: RunnableModel,
-    texts: Sequence[Text | TextPair | tuple[Text, Text]] | None = None,
+    texts: Sequence[Any] | None = None,
     draws: Count = MIN_SHARED_DRAWS,
     untrained: Count = MIN_DRAWS,
     seed: Seed = 0,
@@ -103,6 +105,9 @@ def card(
     are stored in the user's cache directory unless `cache` is False, so an interrupted card resumes. A stored card over the
     passages with at least as many random models is returned at once; the card of the default model comes with the package.
 
+    **Images and sounds** take the place of texts in a model that reads them: files, or tensors of features. Claims about words and
+    predictions are skipped.
+
     **Encoder–decoders** have every claim twice, named `source.…` for the encoder and `target.…` for the decoder. Their texts are
     pairs (source, target). The target of a source without one is the model's own greedy output; `generated` counts these.
 
@@ -121,9 +126,9 @@ def card(
     """
     _check_settings(draws, untrained)
     stored = find_card(model.view) if texts is None and cache else None
-    if stored is not None and _answers_request(stored, isinstance(model, EncoderDecoder), draws, untrained, seed):
+    if stored is not None and _answers_request(stored, model, draws, untrained, seed):
         return stored
-    texts = prepare_texts(model, passages() if texts is None else texts, progress)
+    texts = prepare_texts(model, default_texts(model) if texts is None else texts, progress)
     folder, clouds = cache_folder() if cache else None, clouds_of(model, texts)
     batches = [cloud.traces() for cloud in clouds]
     measured: Measurements = {}
@@ -160,14 +165,17 @@ def card(
     return result
 
 
-def _answers_request(stored: "xarray.Dataset", is_pair: bool, draws: int, untrained: int, seed: int) -> bool:
-    """Whether a stored card has all claims over the passages, with at least these numbers of random models."""
+def _answers_request(stored: "xarray.Dataset", model: RunnableModel, draws: int, untrained: int, seed: int) -> bool:
+    """Whether a stored card has all claims, with at least these numbers of random models.
+
+    It is about the passages, or about any images or sounds, of which the package has none.
+    """
     return (
         stored.attrs["draws"] >= draws
         and stored.attrs["untrained"] >= untrained
         and stored.attrs["seed"] == seed
-        and texts_of_card(stored) is not None
-        and _has_all_claims(stored, is_pair)
+        and (texts_of_card(stored) is not None or not model.view.reads_tokens)
+        and _has_all_claims(stored, isinstance(model, EncoderDecoder))
         and "story_number" in stored
     )
 
@@ -182,10 +190,25 @@ def _has_all_claims(stored: "xarray.Dataset", is_pair: bool) -> bool:
     return all(has_facts(stored, claim) for claim in claims if claim.name in names)
 
 
-def prepare_texts(
-    model: RunnableModel, texts: Sequence[Text | TextPair | tuple[Text, Text]], progress: OnTask | None = None
-) -> list[Any]:
+def default_texts(model: RunnableModel) -> Sequence[str]:
+    """The passages of the package. Raises for a model that reads images or sounds."""
+    source = one_text_model(model)
+    if source.view.reads_tokens:
+        return passages()
+    raise RheoscopeError(
+        Message(
+            "{model} reads {unit}, not texts, so its card needs some",
+            model=model.view.name,
+            unit=media_unit(source.view.facts),
+        ),
+        media_advice(source.view.facts),
+    )
+
+
+def prepare_texts(model: RunnableModel, texts: Sequence[Any], progress: OnTask | None = None) -> list[Any]:
     """The texts of a card, checked. Those of an encoder-decoder are pairs, some with targets that the model generates."""
+    if not model.view.reads_tokens:
+        return features_of(model, texts)
     if not isinstance(model, EncoderDecoder):
         check_texts(model, texts)
         return list(texts)

@@ -1,12 +1,14 @@
 """A card for the terminal and for pages: one row per claim, one row per interval, and sentences about the whole."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message, Verbatim, join
 from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report.card_clouds import claims_by_name, interval_name
 from rheoscope.report.card_facts import claim_notes
+from rheoscope.report.card_media import media_unit
 from rheoscope.report.card_strip import Strip
 from rheoscope.report.forest_plot import ANSWERS, signed_number
 from rheoscope.space.claim import Claim, ClaimPart
@@ -19,9 +21,10 @@ TEXTS = Message("texts")
 
 
 def claims_of(card: "xarray.Dataset") -> list[Claim]:
-    """The claims of a card, in its order."""
-    by_name = claims_by_name()
-    return [by_name[str(name)] for name in card.claim.values]
+    """The claims of a card, in its order. Claims about texts are about images or sounds where the model reads those."""
+    by_name, unit = claims_by_name(), media_unit(card.attrs)
+    claims = [by_name[str(name)] for name in card.claim.values]
+    return claims if unit is None else [replace(x, unit=unit) if x.unit == TEXTS else x for x in claims]
 
 
 def strip_of(row: "xarray.Dataset") -> Strip:
@@ -66,10 +69,11 @@ def deciding_notes(row: "xarray.Dataset", unit: str) -> list[Message]:
 
 def card_heading(card: "xarray.Dataset") -> Message:
     return Message(
-        "The card of {model}: {n} claims over {texts} texts",
+        "The card of {model}: {n} claims over {inputs} {unit}",
         model=str(card.attrs.get("model")),
         n=card.sizes["claim"],
-        texts=int(card.attrs["n_texts"]),
+        inputs=int(card.attrs["n_texts"]),
+        unit=media_unit(card.attrs) or TEXTS,
     )
 
 

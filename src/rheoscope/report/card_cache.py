@@ -85,7 +85,7 @@ def cached_measurement(claim: Claim, sample: ClaimSample, folder: Path | None, v
 
 
 def measurement_key(claim: Claim, sample: ClaimSample, version: str) -> str:
-    """A name that depends on the weights, the token ids, the claim, its words and settings, and the version of the package."""
+    """A name of the weights, the token ids or first points, the claim, its words and settings, and the version of the package."""
     view = sample.model.view
     parts: list[object] = [version, claim.name, view.facts.get("weights"), view.facts.get("dtype")]
     digest = hashlib.sha256(repr([*parts, sample.draws, sample.seed]).encode())
@@ -95,6 +95,8 @@ def measurement_key(claim: Claim, sample: ClaimSample, version: str) -> str:
         for memory in traces.memories:
             digest.update(memory.cpu().numpy().tobytes())
         digest.update(repr(traces.ids.shape).encode() + traces.ids.cpu().numpy().tobytes())
+        if not view.reads_tokens:  # ids of patches are the same in all images
+            digest.update(traces.points[:, 0].float().cpu().numpy().tobytes())
     return f"{claim.name}-{digest.hexdigest()[:24]}"
 
 

@@ -7,6 +7,7 @@ from rheoscope.catalogue import all_claims
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.messages.numbers import format_percent
+from rheoscope.report.card_media import batches_of_one_size
 from rheoscope.report.text_pairs import TextPair
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import count_characters, lost_characters
@@ -60,6 +61,8 @@ class CardCloud:
 
     def reason_without(self, claim: Claim) -> RheoscopeError | None:
         """Why this cloud cannot have a claim, before it is measured. None if it may have it."""
+        if claim.needs_words and not self.model.view.reads_tokens:
+            return RheoscopeError(Message("its model reads no words"))
         if claim.word_file is None:
             return None
         if self.side == TARGET:
@@ -88,7 +91,7 @@ def clouds_of(model: RunnableModel, texts: Sequence[Text | TextPair]) -> list[Ca
     if not isinstance(model, EncoderDecoder):
         return [CardCloud(model, texts)]  # type: ignore[arg-type]
     pairs = [item for item in texts if isinstance(item, TextPair)]
-    source_ids = [model.ids(pair.source, model.encode_source) for pair in pairs]
+    source_ids = [model.source_ids(pair.source) for pair in pairs]
     return [
         CardCloud(source_model(model), [pair.source for pair in pairs], SOURCE),
         CardCloud(targets_model(model, source_ids), [pair.target for pair in pairs], TARGET),
@@ -98,7 +101,10 @@ def clouds_of(model: RunnableModel, texts: Sequence[Text | TextPair]) -> list[Ca
 def trace_batches(model: RunnableModel, texts: Sequence[Text]) -> tuple[Traces, ...]:
     """The texts in batches, each as one forward pass."""
     size = TEXTS_PER_BATCH.get(model.device.type, TEXTS_PER_BATCH["cpu"])
-    batches = [range(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
+    if model.view.reads_tokens:
+        batches = [range(start, min(start + size, len(texts))) for start in range(0, len(texts), size)]
+    else:
+        batches = batches_of_one_size(texts, size)  # type: ignore[arg-type]
     return tuple(model.for_texts(batch).trace([texts[text] for text in batch]) for batch in batches)
 
 

@@ -7,9 +7,11 @@ from rheoscope.messages.message import Message
 from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.card import card, prepare_texts
 from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines, summary_line
+from rheoscope.report.card_media import model_of_media
 from rheoscope.report.card_rows import card_blocks
 from rheoscope.report.card_texts import for_model
 from rheoscope.report.console import console
+from rheoscope.report.input_media import Medium
 from rheoscope.report.page import Page
 from rheoscope.report.progress_bars import progress_bar
 from rheoscope.report.report_page import add_blocks
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 def run_card(
     model: RunnableModel,
     texts: Sequence[Any] | None,
+    media: Sequence[Medium],
     draws: int,
     untrained: int,
     seed: int,
@@ -31,11 +34,14 @@ def run_card(
     files: OutputFiles,
     explain: bool,
 ) -> None:
-    """Compute a card, print one row per claim, and write the requested files."""
+    """Compute a card over texts, images or sounds, print one row per claim, and write the requested files."""
     terminal = Terminal(console(), [], explain)
     terminal.print_line(model.view.summary, "dim")
     with progress_bar(Message("tracing the texts")) as start_task:
-        texts = None if texts is None else prepare_texts(model, for_model(model, texts), start_task)
+        if media:
+            model, texts = model_of_media(model, media), [file.path for file in media]
+        elif texts is not None:
+            texts = prepare_texts(model, for_model(model, texts), start_task)
         result = card(model, texts, draws, untrained, seed, cache, start_task)
     terminal.print_block(claim_table(result))
     terminal.console.print()

@@ -1,6 +1,7 @@
 """A card on a page: the forest plot with a row for every claim, which opens to its words, its numbers and its texts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from rheoscope.report.card_blocks import (
     summary_line,
 )
 from rheoscope.report.card_clouds import side_of
+from rheoscope.report.card_media import IMAGES, SOUNDS
 from rheoscope.report.card_texts import texts_of_card
 from rheoscope.report.forest_plot import LEGEND, MAX_DRAWN, effects_panel, scale_panel, signed_number, strip_panel
 from rheoscope.report.text_pairs import TextPair, is_pair
@@ -136,20 +138,25 @@ def extreme_texts(row: "xarray.Dataset", claim: Claim, texts: Sequence[Any] | No
     if np.isfinite(effects).sum() < 2:
         return {}
     weakest, strongest = int(np.nanargmin(effects)), int(np.nanargmax(effects))
-    if claim.unit != TEXTS:
+    if claim.unit not in (TEXTS, IMAGES, SOUNDS):
         low, high = signed_number(effects[weakest]), signed_number(effects[strongest])
         return {
             Message("Range"): Message("effects of {unit} from {low} to {high}", unit=claim.unit, low=low, high=high)
         }
-    return {
-        Message("Strongest text"): text_line(effects, strongest, texts, side_of(claim)),
-        Message("Weakest text"): text_line(effects, weakest, texts, side_of(claim)),
-    }
+    titles = (
+        (Message("Strongest text"), Message("Weakest text"))
+        if claim.unit == TEXTS
+        else (Message("Strongest input"), Message("Weakest input"))
+    )
+    lines = (text_line(effects, index, texts, side_of(claim)) for index in (strongest, weakest))
+    return dict(zip(titles, lines, strict=True))
 
 
 def text_line(effects: np.ndarray, index: int, texts: Sequence[Any] | None, side: str) -> Message:
     """The effect of one text, with its first words where they are known."""
     effect, text = signed_number(float(effects[index])), None if texts is None else text_on_side(texts[index], side)
+    if isinstance(text, Path):
+        return Message("{effect}, {file}", effect=effect, file=Verbatim(printable(text.name)))
     if not isinstance(text, str):
         return Message("{effect}, text {number}", effect=effect, number=index)
     words = printable(" ".join(text.split()))

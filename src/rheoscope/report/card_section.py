@@ -10,10 +10,12 @@ from rheoscope.space.results import Results
 
 def blocks(results: Results) -> list[Block]:
     """The forest plot of the stored card, whose rows open. Without a card, one line."""
-    if results.trace is None or not results.view.reads_tokens:  # claims are tested on texts
+    if results.trace is None:
         return []
     if results.card is not None:
         return [opening_rows(results.card, texts_of_card(results.card))]
+    if not results.view.reads_tokens:  # the package has no images and no sounds
+        return []
     command = Command(card_command(results))
     line = Message(
         "No card of this model is stored. {command} answers claims about it over many texts.", command=command

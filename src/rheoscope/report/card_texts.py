@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,11 @@ def texts_of_card(card: "xarray.Dataset") -> tuple[str, ...] | None:
     return passages() if card.attrs.get("texts") == texts_digest(passages()) else None
 
 
-def read_texts(path: Path) -> list[str | tuple[str, str]]:
+def read_texts(path: Path) -> list[Any]:
     """The texts of a file, one per line (or per JSON object with a "text", in a .jsonl file), or of the files of a directory.
 
-    A JSON object with a "source" and a "target" is a pair. Lines of a pair, with a tab between both, are split by `for_model`.
+    A JSON object with a "source" and a "target" is a pair, and one with "ids" a text as token ids. Lines of a pair, with a tab
+    between both, are split by `for_model`.
     """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
@@ -69,14 +71,16 @@ def read_texts(path: Path) -> list[str | tuple[str, str]]:
     return [_json_text(line, path) if path.suffix == ".jsonl" else line for line in lines]
 
 
-def _json_text(line: str, path: Path) -> str | tuple[str, str]:
+def _json_text(line: str, path: Path) -> str | list[int] | tuple[str, str]:
     try:
         fields = json.loads(line)
+        if "ids" in fields:
+            return list(map(index, fields["ids"]))
         return (str(fields["source"]), str(fields["target"])) if "target" in fields else str(fields["text"])
     except (ValueError, KeyError, TypeError):
         raise RheoscopeError(
             Message(
-                '{path}: expected {{"text": "…"}} or {{"source": "…", "target": "…"}} in every line, got {line!r}',
+                '{path}: expected {{"text": "…"}}, {{"source": "…", "target": "…"}} or {{"ids": [1, 2]}} in every line, got {line!r}',
                 path=str(path),
                 line=line[:60],
             ),

@@ -51,10 +51,18 @@ def card_line(results: Results) -> Message:
 
 
 def medium_line(results: Results) -> Message:
-    """What one image or sound cannot show."""
+    """The answers of the model's card in a sentence. Without a card, what one image or sound cannot show."""
+    if results.card is not None:
+        return card_line(results)
     if results.view.facts.get("input") in IMAGE_INPUTS:
-        return Message("One image proves nothing about a model.")
-    return Message("One sound proves nothing about a model.")
+        command = Command(f"{card_command(results)} --images DIR")
+        return Message(
+            "One image proves nothing about a model. {command} answers claims over many images.", command=command
+        )
+    command = Command(f"{card_command(results)} --audio DIR")
+    return Message(
+        "One sound proves nothing about a model. {command} answers claims over many sounds.", command=command
+    )
 
 
 def medium_commands(results: Results) -> dict[str, str]:

@@ -123,7 +123,8 @@ class Claim:
     what no training reaches: "rotated" or "edited" operators of the same model, which `measure` draws, or "untrained" models,
     which the card measures in the same way. `unit` is what varies between effects: texts, words or groups of words, or the
     weights alone. `order` is the place on the card, and `document` the seed document that makes the claim. `word_file` is a
-    file that `measure` reads besides the texts. `facts` returns numbers of the model that qualify the answer. They have no
+    file that `measure` reads besides the texts. `needs_words` marks a claim about words or predicted tokens, which models of images
+    and sounds do not have. `facts` returns numbers of the model that qualify the answer. They have no
     interval, and the card stores them. `notes` turns them, and the mean statistic of every part, into sentences for the row.
     """
 
@@ -138,5 +139,6 @@ class Claim:
     document: str
     unit: str = Message("texts")
     word_file: Path | None = None
+    needs_words: bool = False
     facts: "Callable[[ClaimSample], Mapping[str, float]] | None" = None
     notes: "Callable[[Mapping[str, float]], tuple[Message, ...]]" = no_notes

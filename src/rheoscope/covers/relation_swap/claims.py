@@ -129,6 +129,7 @@ CLAIMS = (
         null=Message("0: weights and values move the prediction equally"),
         random_models="untrained",
         measure=measure,
+        needs_words=True,
         document="A",
     ),
 )

@@ -87,6 +87,7 @@ CLAIMS = (
         null=Message("random changes of M with the same singular values"),
         random_models="edited",
         measure=measure,
+        needs_words=True,
         document="A",
     ),
 )

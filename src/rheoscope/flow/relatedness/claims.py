@@ -57,6 +57,7 @@ CLAIMS = (
         null=Message("groups permuted among the words; no loss in the second part"),
         random_models="untrained",
         measure=measure,
+        needs_words=True,
         document="C",
         unit=Message("groups"),
         word_file=DEFAULT_WORDS_FILE,

@@ -54,6 +54,7 @@ CLAIMS = (
         null=Message("senses permuted within the word"),
         random_models="untrained",
         measure=measure,
+        needs_words=True,
         document="C",
         unit=Message("words"),
         word_file=DEFAULT_WORDS_FILE,

@@ -172,6 +172,7 @@ CLAIMS = (
         null=Message("partners permuted among the tokens of a text, in the second part among its pairs only"),
         random_models="untrained",
         measure=measure_next_token,
+        needs_words=True,
         document="C",
         facts=next_token_facts,
         notes=next_token_notes,
