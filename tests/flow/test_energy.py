@@ -127,6 +127,23 @@ def test_statistics_of_the_weights_are_computed_once_for_every_view() -> None:
     assert gap(weight_statistics(flipped)["alignment"][0], -weight_statistics(view)["alignment"][0]) <= 1e-6
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3"])
+@torch.no_grad()
+def test_products_of_weights_equal_dense_operators_and_are_computed_once_for_every_view(name: str) -> None:
+    view, trace = double(name).view, traced(name, F64)
+    updates = head_updates(trace, 0)
+    assert head_updates(trace, 0).products is updates.products
+    heads, products = view.layer_heads[0], updates.products
+    W_O, Q = updates.output_map, updates.query_weights
+    K = heads.norm.fold(heads.W_K).repeat_interleave(heads.n_heads // len(heads.W_K), 0)
+    both = torch.cat([Q, K], -1)
+    assert gap(products.output_to_query_and_key, W_O @ both) <= 1e-12
+    assert gap(products.query_and_key_gram, both.mT @ both) <= 1e-12
+    assert gap(products.query_gram, Q.mT @ Q) <= 1e-12
+    assert gap(products.output_gram, W_O @ W_O.mT) <= 1e-12
+    assert gap(products.centred_output_gram, heads.norm.centre(W_O) @ heads.norm.centre(W_O).mT) <= 1e-12
+
+
 @torch.no_grad()
 def test_closed_form_null_equals_random_rotations() -> None:
     """Closed-form mean and sd over orthogonal Q equal those of 4000 draws, for cosine and alignment."""

@@ -15,6 +15,7 @@ from rheoscope.flow.energy.analysis import energy_after_move
 from rheoscope.flow.energy.head_updates import head_updates
 from rheoscope.flow.energy.landscape import Landscape, head_landscape, ignores_key_shifts, log_interaction_energy
 from rheoscope.space.head import Heads, single_head_mechanism
+from rheoscope.space.model_parts import ModelRotary, NetworkRotation
 from rheoscope.space.operator import Factored
 from tests.cases import EVERY, ROTARY, SOFTMAX, WITH_M, distance, double, gap, model, random, text, traced
 
@@ -124,6 +125,19 @@ def test_the_fused_kernel_equals_blocks_of_scores(name: str, monkeypatch: pytest
             assert gap(energy_after, blocks.landscape.energies(blocks.unbiased_queries)) <= tolerance
         assert gap(fused.energy, blocks.energy) <= tolerance
         assert gap(fused.query_gradient, blocks.query_gradient) <= tolerance
+
+
+@pytest.mark.parametrize("name", ROTARY)
+@torch.no_grad()
+def test_the_transposed_rotation_equals_autograd(name: str) -> None:
+    """A model's own rotation is transposed by the sign of its sines. Its slow twin is autograd."""
+    view = double(name).view
+    for heads in view.layer_heads:
+        position, gradient = heads.mechanism.position, random(0, 1, 3, 7, heads.W_Q.shape[-1])
+        assert isinstance(position, ModelRotary)
+        positions = torch.tensor([0, 1, 2, 5, 9, 3, 4])
+        expected = NetworkRotation.pullback(position, positions, gradient)[0]
+        assert gap(position.pullback(positions, gradient)[0], expected) <= 1e-6
 
 
 def test_other_normalisers_than_softmax_raise_an_error() -> None:

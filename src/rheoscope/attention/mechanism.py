@@ -17,10 +17,10 @@ from rheoscope.attention.definition import Definition, MaskLike, reference_atten
 from rheoscope.attention.feature_maps import Feature, Identity
 from rheoscope.attention.lower.choice import Choice, choose_lowering
 from rheoscope.attention.lower.plan import CallSignature, Plan, call_signature, plan_call
-from rheoscope.attention.mask import Mask
+from rheoscope.attention.mask import Mask, NoMask
 from rheoscope.attention.memory import explain_out_of_memory
 from rheoscope.attention.normaliser.domain import Normaliser
-from rheoscope.attention.position import Position
+from rheoscope.attention.position import NoPosition, Position
 from rheoscope.attention.python_functions import as_score, as_value
 from rheoscope.attention.score import Score
 from rheoscope.messages.advice import Advice
@@ -104,6 +104,16 @@ class Mechanism(Definition):
             # two threads may plan the same call; both use the first plan
             plan = self._plans.setdefault((mask, lowering, call), plan_call(self.with_mask(mask), q, k, v, lowering))
         return plan
+
+    @cached_property
+    def without_mask(self) -> "Mechanism":
+        """The same mechanism without its mask; with its own plans, which are cached too."""
+        return replace(self, mask=NoMask())
+
+    @cached_property
+    def without_position(self) -> "Mechanism":
+        """The same mechanism without its position encoding."""
+        return replace(self, position=NoPosition())
 
     @cached_property
     def _plans(self) -> dict[tuple[str | None, str | None, CallSignature], Plan]:

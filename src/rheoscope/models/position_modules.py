@@ -11,6 +11,8 @@
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -90,17 +92,19 @@ class RotaryTables(PositionEncoding):
         return RotaryMap(self.cos[positions], self.sin[positions], HALVES)
 
     def position(self) -> Position:
-        return ModelRotary(self._rotate)
+        return ModelRotary(self._rotate, partial(self._rotate, sign=-1))
 
-    def _rotate(self, x: PerHead, positions: Positions) -> PerHead:
-        """Rotate with the module's tables, or with the formula beyond their end and on a GPU.
+    def _rotate(self, x: PerHead, positions: Positions, sign: Literal[1, -1] = 1) -> PerHead:
+        """Rotate (forward or back) with the module's tables, or with the formula beyond their end and on a GPU.
 
         On a GPU, looking up the largest position would wait for the device.
         """
         if not positions.is_cuda and int(positions.max()) < len(self.cos):
-            return self.rotation(positions)(x)
-        cos, sin = (table.to(x.device) for table in self._tables(positions if positions.is_cuda else positions.cpu()))
-        return RotaryMap(cos, sin, HALVES)(x)
+            cos, sin = self.cos[positions], self.sin[positions]
+        else:
+            tables = self._tables(positions if positions.is_cuda else positions.cpu())
+            cos, sin = (table.to(x.device) for table in tables)
+        return RotaryMap(cos, sign * sin, HALVES)(x)
 
     def _tables(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = rotary_tables(positions, self.width, self.base)

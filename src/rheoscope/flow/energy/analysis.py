@@ -217,20 +217,19 @@ def energy_after_move(updates: HeadUpdates, fraction: float) -> tuple[Float[Tens
     """
     norm, r, d = updates.landscape.heads.norm, updates.norm_scale[..., None, :, 0], updates.x_hat.shape[-1]
     mixed_values = fraction * updates.mixed_values
-    query_shift = mixed_values @ updates.output_to_query
-    query_climb = (query_shift * updates.query_gradient).sum(-1)
+    query_shift = mixed_values @ updates.products.output_to_query
+    query_climb = torch.linalg.vecdot(query_shift, updates.query_gradient)
     if norm.eps is None:
         return query_climb, updates.landscape.energies(updates.unbiased_queries + query_shift + updates.query_bias)
     x_hat_on_outputs = mixed_precision_matmul(
         updates.to_model_precision(updates.x_hat), updates.output_map.flatten(0, 1).mT
     )
     x_hat_on_outputs = x_hat_on_outputs.unflatten(-1, updates.output_map.shape[:2]).transpose(-3, -2)
-    x_hat_dot_delta = (mixed_values * x_hat_on_outputs).sum(-1)
-    first_order = r * (query_climb - (updates.query_gradient * updates.unbiased_queries).sum(-1) * x_hat_dot_delta / d)
-    output_gram = (
-        norm.centre(updates.output_map) @ updates.output_map.mT if norm.subtracts_mean else updates.output_gram
-    )
-    inverse_scale_squared = r**-2 + (2 * x_hat_dot_delta / r + (mixed_values @ output_gram * mixed_values).sum(-1)) / d
+    x_hat_dot_delta = torch.linalg.vecdot(mixed_values, x_hat_on_outputs)
+    gradient_dot_query = torch.linalg.vecdot(updates.query_gradient, updates.unbiased_queries)
+    first_order = r * (query_climb - gradient_dot_query * x_hat_dot_delta / d)
+    centred_squared_norm = torch.linalg.vecdot(mixed_values @ updates.products.centred_output_gram, mixed_values)
+    inverse_scale_squared = r**-2 + (2 * x_hat_dot_delta / r + centred_squared_norm) / d
     new_queries = inverse_scale_squared.clamp(min=norm.eps).rsqrt()[..., None] * (
         updates.unbiased_queries / r[..., None] + query_shift
     )
@@ -243,13 +242,13 @@ def gradient_cosines(updates: HeadUpdates, gradient: Gradient, valid: ValidToken
     ⟨ΔQ, G⟩ = tr(Q GᵀΔ) has mean 0 and variance ‖ΔᵀG‖²/d over all orthogonal Q.
     """
     mixed_values, query_gradient = (zero_invalid_rows(x, valid) for x in (updates.mixed_values, gradient.rows))
-    cross_moment = mixed_values.mT @ query_gradient
+    cross_moment, output_gram = mixed_values.mT @ query_gradient, updates.products.output_gram
     squared_norms = (
-        (mixed_values.mT @ mixed_values * updates.output_gram).sum((-2, -1)),
+        (mixed_values.mT @ mixed_values * output_gram).sum((-2, -1)),
         (query_gradient.mT @ query_gradient * gradient.gram).sum((-2, -1)),
     )
     norm_product = squared_norms[0].clamp(min=0).sqrt() * squared_norms[1].clamp(min=0).sqrt()
-    inner_sd = (cross_moment.mT @ updates.output_gram @ cross_moment * gradient.gram).sum((-2, -1)).clamp(
+    inner_sd = (cross_moment.mT @ output_gram @ cross_moment * gradient.gram).sum((-2, -1)).clamp(
         min=0
     ).sqrt() / updates.x_hat.shape[-1] ** 0.5
     inner = (cross_moment * gradient.output_to_rows).sum((-2, -1))

@@ -64,10 +64,10 @@ def head_cosines(
 ) -> Float[Tensor, "b h"]:
     """The cosine of every head's update and gradient, as one vector of all tokens each, from e x e matrices."""
     mixed_values, gradient = (zero_invalid_rows(x, valid) for x in (mixed_values, updates.query_gradient))
-    inner = (mixed_values.mT @ gradient * updates.output_to_query).sum((-2, -1))
+    inner = (mixed_values.mT @ gradient * updates.products.output_to_query).sum((-2, -1))
     squared_norms = [
         (x.mT @ x * gram).sum((-2, -1)).clamp(min=0)
-        for x, gram in ((mixed_values, updates.output_gram), (gradient, updates.query_gram))
+        for x, gram in ((mixed_values, updates.products.output_gram), (gradient, updates.products.query_gram))
     ]
     return safe_divide(inner, squared_norms[0].sqrt() * squared_norms[1].sqrt())
 

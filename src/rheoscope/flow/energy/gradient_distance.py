@@ -6,13 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.definition import repeat_kv_heads
-from rheoscope.flow.energy.head_updates import Cloud, HeadUpdates
+from rheoscope.flow.energy.head_updates import Cloud, HeadUpdates, sum_over_heads
 from rheoscope.flow.energy.landscape import Landscape
-from rheoscope.space.autograd_pullback import pullback_by_autograd
 from rheoscope.space.head import project_normalised
 from rheoscope.space.masked_means import ValidTokens, masked_mean, zero_invalid_rows
-from rheoscope.space.model_parts import Norm
 from rheoscope.space.safe_arithmetic import safe_divide
 
 PerHeadRows = Float[Tensor, "*b h n k"]
@@ -29,7 +26,7 @@ class Gradient:
 
 def own_gradient(updates: HeadUpdates) -> Gradient:
     """The gradient of Λ with the scores of the head."""
-    return Gradient(updates.query_gradient, updates.output_to_query, updates.query_gram)
+    return Gradient(updates.query_gradient, updates.products.output_to_query, updates.products.query_gram)
 
 
 def symmetric_gradient(updates: HeadUpdates) -> Gradient | None:
@@ -40,56 +37,32 @@ def symmetric_gradient(updates: HeadUpdates) -> Gradient | None:
     landscape, heads = updates.landscape, updates.landscape.heads
     if not heads.is_scaled_dot:
         return None
-    queries = _batched(updates.unbiased_queries + updates.query_bias)
-    keys = repeat_kv_heads(_batched(unnormed_keys(updates)), heads.n_heads)
-    positions = torch.arange(queries.shape[-2], device=queries.device)
-    with torch.enable_grad():
-        leaves = torch.cat([queries, keys], -1).detach().requires_grad_()
-        q, k = leaves.chunk(2, -1)
-        sides = [
-            landscape.mechanism.position.encode(qk_normed(norm, x), positions)
-            for norm, x in ((heads.q_norm, q), (heads.k_norm, k))
-        ]
-        symmetric_queries = torch.cat(sides, -1) / 2
+    queries, keys = updates.positioned_queries, landscape.keys
     symmetric = Landscape(
         heads,
         replace(landscape.mechanism, score=landscape.mechanism.score.with_model_scale(heads.scale)),
-        torch.cat([k, q], -1).detach(),
-        torch.cat([x.detach() for x in reversed(sides)], -1),
+        landscape.unpositioned_keys,
+        torch.cat([keys, queries], -1),
     )
-    gradient = symmetric.log_totals_and_gradient(symmetric_queries.detach())[1]
-    rows = pullback_by_autograd(symmetric_queries, leaves, gradient).reshape(*updates.energy.shape, -1)
-    return _gradient_of_both(updates, rows)
+    gradients = symmetric.log_totals_and_gradient(torch.cat([queries, keys], -1).div_(2))[1].chunk(2, -1)
+    unnormed_queries = updates.unbiased_queries + updates.query_bias
+    rows = [
+        landscape.pull_back(gradients[0], heads.q_norm, unnormed_queries),
+        landscape.pull_back(gradients[1], heads.k_norm, unnormed_keys(updates)),
+    ]
+    products = updates.products
+    return Gradient(torch.cat(rows, -1) / 2, products.output_to_query_and_key, products.query_and_key_gram)
 
 
-def _gradient_of_both(updates: HeadUpdates, rows: PerHeadRows) -> Gradient:
-    """The gradient with rows for the queries and for the keys. The products with key weights serve all heads of a group."""
-    heads, key_weights = (
-        updates.landscape.heads,
-        updates.landscape.heads.norm.fold(updates.landscape.heads.W_K.to(rows)),
-    )
-    output_to_key, query_key = (
-        (maps.unflatten(0, (len(key_weights), -1)).flatten(1, 2) @ key_weights)
-        .unflatten(1, (-1, maps.shape[1]))
-        .flatten(0, 1)
-        for maps in (updates.output_map, updates.query_weights.mT)
-    )
-    key_gram = (key_weights.mT @ key_weights).repeat_interleave(heads.n_heads // len(key_weights), 0)
-    gram = torch.cat([torch.cat([updates.query_gram, query_key], -1), torch.cat([query_key.mT, key_gram], -1)], -2)
-    return Gradient(rows, torch.cat([updates.output_to_query, output_to_key], -1), gram)
-
-
-def unnormed_keys(updates: HeadUpdates) -> Float[Tensor, "*b g n k"]:
-    """The keys before QK-norm and positions, without a bias that softmax ignores."""
+def unnormed_keys(updates: HeadUpdates) -> Float[Tensor, "*b h n k"]:
+    """The keys of every head before QK-norm and positions, without a bias that softmax ignores."""
     heads = updates.landscape.heads
-    if heads.k_norm is None:
-        return updates.landscape.unpositioned_keys
-    return project_normalised(heads.norm, updates.x_hat, heads.W_K, heads.b_K, None, updates.to_model_precision)
-
-
-def qk_normed(norm: Norm | None, x: PerHeadRows) -> PerHeadRows:
-    """Queries or keys after their QK-norm, if there is one."""
-    return x if norm is None else norm.normed(x)
+    keys = (
+        updates.landscape.unpositioned_keys
+        if heads.k_norm is None
+        else project_normalised(heads.norm, updates.x_hat, heads.W_K, heads.b_K, None, updates.to_model_precision)
+    )
+    return keys.repeat_interleave(heads.n_heads // len(heads.W_K), -3)
 
 
 def layer_distance(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> dict[str, Float[Tensor, "*b"]]:
@@ -99,11 +72,8 @@ def layer_distance(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> dict[s
     step does not raise the energy.
     """
     update, gradient = (
-        zero_invalid_rows(sum_over_heads(rows, maps), valid)
-        for rows, maps in (
-            (updates.mixed_values, updates.output_map),
-            (updates.query_gradient, updates.query_weights.mT),
-        )
+        zero_invalid_rows(cloud, valid)
+        for cloud in (sum_over_heads(updates.mixed_values, updates.output_map), updates.gradient_cloud())
     )
     lengths = [cloud.flatten(-2).norm(dim=-1) for cloud in (update, gradient)]
     inner, norm_product = (update * gradient).sum((-2, -1)), lengths[0] * lengths[1]
@@ -118,11 +88,6 @@ def layer_distance(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> dict[s
     }
 
 
-def sum_over_heads(rows: PerHeadRows, maps: Float[Tensor, "h k d"]) -> Cloud:
-    """Σ_h rows_h maps_h, as one product."""
-    return rows.transpose(-3, -2).flatten(-2) @ maps.flatten(0, 1)
-
-
 def summed_energy(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> Float[Tensor, "*b"]:
     """Σ_h Λ_h with the queries of the cloud x and the keys of the original one."""
     heads, round_input = updates.landscape.heads, updates.to_model_precision
@@ -132,7 +97,3 @@ def summed_energy(updates: HeadUpdates, x: Cloud, valid: ValidTokens) -> Float[T
 
 def _summed(energies: Float[Tensor, "*b h n"], valid: ValidTokens) -> Float[Tensor, "*b"]:
     return masked_mean(energies, valid).sum(-1)
-
-
-def _batched(x: PerHeadRows) -> Float[Tensor, "b h n k"]:
-    return x if x.ndim == 4 else x[None]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from rheoscope.attention.mask import Mask
 from rheoscope.flow.energy.landscape import Landscape, head_landscape
+from rheoscope.flow.energy.weight_products import WeightProducts, weight_products
 from rheoscope.space.head import project_normalised
 from rheoscope.space.model_parts import Projected
 from rheoscope.space.safe_arithmetic import at_least_float32
@@ -24,7 +24,7 @@ class HeadUpdates:
     """The updates of all heads of a layer as factors, so that no tensor of shape (h, n, d) is needed.
 
     Δ_h = `mixed_values` `output_map` and ∇Λ = `query_gradient` `query_weights`ᵀ. `norm_scale` is the factor by which the norm
-    multiplies a token.
+    multiplies a token. `positioned_queries` are the queries after their bias, QK-norm and position encoding.
     """
 
     landscape: Landscape
@@ -32,25 +32,25 @@ class HeadUpdates:
     norm_scale: Float[Tensor, "*b n 1"]
     unbiased_queries: Float[Tensor, "*b h n k"]
     query_bias: Float[Tensor, "*b h 1 k"]
-    query_weights: Float[Tensor, "h d k"]
+    positioned_queries: Float[Tensor, "b h n k"]
     output_map: Float[Tensor, "h e d"]
+    products: WeightProducts
     energy: Float[Tensor, "*b h n"]
     query_gradient: Float[Tensor, "*b h n k"]
     mixed_values: Float[Tensor, "*b h n e"]
     to_model_precision: Callable[[Tensor], Tensor] = lambda x: x
 
-    @cached_property
-    def output_to_query(self) -> Float[Tensor, "h e k"]:
-        """The output map followed by the query weights of the same head."""
-        return self.output_map @ self.query_weights
+    @property
+    def query_weights(self) -> Float[Tensor, "h d k"]:
+        """The query weights after the norm, as they act on x̂."""
+        heads = self.landscape.heads
+        return heads.norm.fold(heads.W_Q.to(self.x_hat.dtype))
 
-    @cached_property
-    def output_gram(self) -> Float[Tensor, "h e e"]:
-        return self.output_map @ self.output_map.mT
-
-    @cached_property
-    def query_gram(self) -> Float[Tensor, "h k k"]:
-        return self.query_weights.mT @ self.query_weights
+    def gradient_cloud(self) -> Cloud:
+        """The sum of ∇Λ over the heads, as one product."""
+        heads = self.landscape.heads
+        gradient = sum_over_heads(self.query_gradient, heads.W_Q.to(self.x_hat.dtype).mT)
+        return heads.norm.centre(gradient if heads.norm.gain is None else gradient * heads.norm.gain.to(gradient.dtype))
 
     def projections(self) -> Projected:
         """q, k and v of the cloud before the position encoding, as a mechanism takes them."""
@@ -74,24 +74,30 @@ def head_updates(trace: Trace | Traces, layer: int) -> HeadUpdates:
     queries, query_bias = (
         project_normalised(norm, y, heads.W_Q, heads.b_Q, None, to_model_precision) for y in (x_hat, zero)
     )
-    energy, query_gradient = landscape.energies_and_gradient(queries)
+    positioned_queries = landscape.position_queries(queries)
+    energy, query_gradient = landscape.energies_and_gradient(queries, positioned_queries)
     unbiased_queries, query_gradient, mixed_values = (
         x.contiguous() if x.is_cuda else x for x in (queries - query_bias, query_gradient, factored.mixed_values)
     )  # contiguous for matrix products on a GPU
-    query_weights = norm.fold(heads.W_Q.to(x.dtype))
     return HeadUpdates(
         landscape,
         x_hat,
         norm.scale(x),
         unbiased_queries,
         query_bias,
-        query_weights,
+        positioned_queries,
         factored.output_map,
+        weight_products(trace.view, layer, factored.output_map),
         energy,
         query_gradient,
         mixed_values,
         to_model_precision,
     )
+
+
+def sum_over_heads(rows: Float[Tensor, "*b h n k"], maps: Float[Tensor, "h k d"]) -> Cloud:
+    """Σ_h rows_h maps_h, as one product."""
+    return rows.transpose(-3, -2).flatten(-2) @ maps.flatten(0, 1)
 
 
 def padding_mask(trace: Trace | Traces, layer: int) -> Mask | None:

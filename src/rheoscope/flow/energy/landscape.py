@@ -28,6 +28,7 @@ from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.autograd_pullback import pullback_by_autograd
 from rheoscope.space.head import Heads, project_normalised
+from rheoscope.space.model_parts import Norm
 from rheoscope.space.operator import Factored
 
 KERNEL_WIDTHS = (16, 32, 64, 128)
@@ -39,14 +40,14 @@ Queries = Float[Tensor, "*b h n k"]
 class Landscape:
     """Λ of every head of a layer as a function of the queries, with fixed keys, for one or several texts.
 
-    `unpositioned_keys` are the keys before the position encoding, `keys` after it, repeated for every head. `mechanism` is that
-    of the heads with the padding mask.
+    `unpositioned_keys` are the keys before the position encoding, `keys` after it, repeated for every head (with symmetrised
+    scores twice as wide). `mechanism` is that of the heads with the padding mask.
     """
 
     heads: Heads
     mechanism: Mechanism
     unpositioned_keys: Float[Tensor, "*b g n k"]
-    keys: Float[Tensor, "b h n k"]
+    keys: Float[Tensor, "b h n m"]
 
     def energies(self, queries: Queries) -> Float[Tensor, "*b h n"]:
         """Λ_i of every head at the given queries (before QK-norm and position encoding)."""
@@ -57,19 +58,22 @@ class Landscape:
             total = torch.cat([self.block_weights(q, *block)[0] for block in self.query_blocks(q)], -1)
         return (total - self.log_counts()).reshape(queries.shape[:-1])
 
-    def energies_and_gradient(self, queries: Queries) -> tuple[Float[Tensor, "*b h n"], Queries]:
-        """Λ_i and its gradient with respect to the queries before QK-norm and position encoding, in one pass."""
+    def energies_and_gradient(self, queries: Queries, positioned: Float[Tensor, "b h n k"]) -> tuple[Tensor, Queries]:
+        """Λ_i (h, n) and its gradient with respect to the queries, in one pass; `positioned` are the queries after both maps."""
+        total, gradient = self.log_totals_and_gradient(positioned)
+        energies = (total - self.log_counts()).reshape(queries.shape[:-1])
+        return energies, self.pull_back(gradient, self.heads.q_norm, queries)
+
+    def pull_back(self, gradient: Float[Tensor, "b h n k"], norm: Norm | None, rows: Queries) -> Queries:
+        """The gradient with respect to `rows` before their QK-norm and position encoding, from that after both."""
+        positions = torch.arange(gradient.shape[-2], device=gradient.device)
+        gradient = self.mechanism.position.pullback(positions, gradient)[0].reshape(rows.shape)
+        if norm is None:
+            return gradient
         with torch.enable_grad():
-            leaf = queries.detach().requires_grad_()
-            positioned = self.position_queries(leaf)
-        total, grad_positioned = self.log_totals_and_gradient(positioned.detach())
-        # pull the gradient back through the QK-norm and the position encoding
-        grad_queries = (
-            grad_positioned.reshape(queries.shape)
-            if self.leaves_queries_unchanged
-            else pullback_by_autograd(positioned, leaf, grad_positioned)
-        )
-        return (total - self.log_counts()).reshape(queries.shape[:-1]), grad_queries
+            leaf = rows.detach().requires_grad_()
+            normed = norm.normed(leaf)
+        return pullback_by_autograd(normed, leaf, gradient)
 
     def log_totals_and_gradient(
         self, q: Float[Tensor, "b h n k"]
@@ -137,11 +141,6 @@ class Landscape:
     def query_gradient(self, q: Tensor, k: Tensor, alpha: Tensor) -> Float[Tensor, "b h r k"]:
         """The gradient with respect to the positioned queries, Σ_j α_ij ∂f(q_i, k_j)/∂q_i."""
         return self.mechanism.score.pullback_queries(q, k, alpha)
-
-    @property
-    def leaves_queries_unchanged(self) -> bool:
-        """Whether there is neither a QK-norm nor a position encoding."""
-        return self.heads.q_norm is None and self.mechanism.position.is_trivial
 
     def position_queries(self, queries: Queries) -> Float[Tensor, "b h n k"]:
         """Apply the QK-norm and the position encoding."""

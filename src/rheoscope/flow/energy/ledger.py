@@ -1,15 +1,15 @@
 """What prevents a layer from being a gradient flow: mask, norm, positions, the MLP, and the landscape of the next layer."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rheoscope.attention.mask import NoMask
+from rheoscope.attention.definition import repeat_kv_heads
+from rheoscope.attention.mask import Mask
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.attention.position import NoPosition
+from rheoscope.attention.position import TokenEncoding
 from rheoscope.flow.energy.head_updates import Cloud, HeadUpdates, padding_mask
 from rheoscope.space.components import last_step_of_layer
 from rheoscope.space.float32_products import mixed_precision_matmul
@@ -39,7 +39,6 @@ def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdate
     """The displacement by attention after removing the mask, the norm or the positions, or adding the MLP."""
     heads, mechanism = updates.landscape.heads, updates.landscape.heads.mechanism
     padding = trace.padding if isinstance(trace, Traces) else None
-    without_mask, without_position = replace(mechanism, mask=NoMask()), replace(mechanism, position=NoPosition())
     x, projections = (
         at_least_float32(trace.layer_input(layer)),
         [trace.view.to_model_precision(part) for part in updates.projections()],
@@ -47,17 +46,27 @@ def ablated_displacements(trace: Trace | Traces, layer: int, updates: HeadUpdate
     return [
         displacement
         if mechanism.mask.allows_all
-        else attention_displacement(heads, without_mask.with_mask(padding), x, *projections).reshape(
-            displacement.shape
-        ),
+        else displacement_without_mask(updates, x, projections, padding).reshape(displacement.shape),
         _displacement_after_norm(updates, trace, layer, x, displacement),
         displacement
         if mechanism.position.is_trivial
         else attention_displacement(
-            heads, without_position.with_mask(padding_mask(trace, layer)), x, *projections
+            heads, mechanism.without_position.with_mask(padding_mask(trace, layer)), x, *projections
         ).reshape(displacement.shape),
         at_least_float32(points_at(trace, last_step_of_layer(trace, layer))) - x,
     ]
+
+
+def displacement_without_mask(
+    updates: HeadUpdates, x: Cloud, projections: Sequence[Tensor], padding: Mask | None
+) -> Float[Tensor, "b n d"]:
+    """The displacement by attention to all tokens. Encoded queries and keys are those of the energy."""
+    heads, (q, k, v) = updates.landscape.heads, projections
+    mechanism = heads.mechanism.without_mask
+    if isinstance(mechanism.position, TokenEncoding):
+        mechanism, q, k = mechanism.without_position, updates.positioned_queries, updates.landscape.keys
+        v = repeat_kv_heads(v.to(q.dtype), heads.n_heads)
+    return attention_displacement(heads, mechanism.with_mask(padding), x, q, k, v)
 
 
 def _displacement_after_norm(
@@ -76,7 +85,8 @@ def attention_displacement(
     """The displacement by the attention of a layer with the weights of `mechanism`."""
     out = mechanism.attend(q, k, v)
     out = heads.apply_gate(out, x, all_outputs=out).transpose(1, 2).flatten(2)
-    total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1)) + (0 if heads.b_O is None else heads.b_O)
+    total = mixed_precision_matmul(out, heads.W_O.flatten(0, 1))
+    total = total if heads.b_O is None else total + heads.b_O
     if heads.output_norm is None:
         return total
     return total * heads.output_norm_scale(total) + (0 if heads.output_norm.bias is None else heads.output_norm.bias)

@@ -1,7 +1,8 @@
 """Building blocks of family descriptions: weights as heads, norms and rotary positions."""
 
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -43,11 +44,11 @@ def rotary_position(rotary_module: Any, attention_module: Any, **layer_options: 
     """The model's own rotary tables and rotation function as a position."""
     apply_rotary = sys.modules[type(attention_module).__module__].apply_rotary_pos_emb
 
-    def rotate(x: Float[Tensor, "b h n k"], positions: Tensor) -> Float[Tensor, "b h n k"]:
+    def rotate(x: Float[Tensor, "b h n k"], positions: Tensor, sign: Literal[1, -1] = 1) -> Float[Tensor, "b h n k"]:
         cos, sin = (table.to(x.device) for table in rotary_module(x, positions[None], **layer_options))
-        return apply_rotary(x, x[:, :0], cos, sin)[0]  # the function also rotates keys: here none
+        return apply_rotary(x, x[:, :0], cos, sign * sin)[0]  # the function also rotates keys: here none
 
-    return ModelRotary(rotate)
+    return ModelRotary(rotate, partial(rotate, sign=-1))
 
 
 def softmax_attention(
