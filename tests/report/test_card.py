@@ -233,6 +233,15 @@ def test_a_card_without_facts_is_not_returned() -> None:
     assert not card_module._answers_request(stored, *settings)
 
 
+def test_a_claim_with_a_value_for_one_text_only_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value has no spread, so its interval had no width and the claim an answer."""
+    few = tuple(claim for claim in all_claims() if claim.name in ("symmetry", "directions"))
+    monkeypatch.setattr(card_module, "all_claims", lambda: few)
+    card = rs.card(random_model(heads=2, width=16), [TEXTS[0], *([5, 6] for _ in range(3))], cache=False)
+    assert card.claim.values.tolist() == ["symmetry"]
+    assert card.attrs["skipped directions"] == "1 of 4 inputs have a value, expected at least 2"
+
+
 def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) -> None:
     texts = ["one text", "another text"]
     (tmp_path / "lines.txt").write_text("one text\n\nanother text\n")

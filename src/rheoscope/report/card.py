@@ -14,7 +14,7 @@ from rheoscope.report.card_cache import cache_folder, find_card, store_card
 from rheoscope.report.card_clouds import claims_by_name, clouds_of, interval_name, side_of
 from rheoscope.report.card_controls import Controls, control_task, process_count, start_controls
 from rheoscope.report.card_facts import has_facts, model_facts
-from rheoscope.report.card_measurements import Measurements, OnTask, measure_cloud
+from rheoscope.report.card_measurements import Measurements, OnTask, measure_cloud, reason_without_interval
 from rheoscope.report.card_media import features_of, media_advice, media_unit
 from rheoscope.report.card_texts import check_number, check_texts, passages, texts_digest, texts_of_card
 from rheoscope.report.story_numbers import story_numbers
@@ -138,7 +138,9 @@ def card(
     with start_controls(task, untrained, n_processes) as started:
         for cloud, traces in zip(clouds, batches, strict=True):
             values, errors = measure_cloud(cloud, traces, cloud.claims(all_claims()), draws, seed, folder, progress)
-            measured, reasons = measured | values, reasons | errors
+            missing = {name: error for name, x in values.items() if (error := reason_without_interval(x)) is not None}
+            measured |= {name: x for name, x in values.items() if name not in missing}
+            reasons |= errors | missing
         if not measured:
             reason = next(iter(reasons.values()))
             raise RheoscopeError(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
+from rheoscope.messages.message import Message
 from rheoscope.report.card_cache import cached_measurement
 from rheoscope.report.card_clouds import CardCloud
 from rheoscope.shapes import RheoscopeError
@@ -13,6 +14,8 @@ OnTask = Callable[[str], Callable[[int, int], None]]
 """Starts a task with a name and returns the function that reports its progress."""
 Measurements = dict[str, Mapping[str, Measured]]
 """The parts of every measured claim, by the name of its row."""
+MIN_VALUES = 2
+"""The smallest number of texts with a value. A single one has no spread, so its interval would have no width."""
 CONTROL_DRAWS = 2
 """Rotated or edited versions of each untrained model. Their mean over all untrained models is shown and decides nothing."""
 
@@ -43,6 +46,17 @@ def measure_cloud(
         except RheoscopeError as error:
             errors[claim.name] = error
     return measured, errors
+
+
+def reason_without_interval(parts: Mapping[str, Measured]) -> RheoscopeError | None:
+    """Why a measured claim has no interval: a part has fewer than two values. A statistic of the weights alone has one."""
+    for values in parts.values():
+        n, total = int(values.effects.isfinite().sum()), len(values.effects)
+        if n < min(MIN_VALUES, total):
+            return RheoscopeError(
+                Message("{n} of {total} inputs have a value, expected at least {low}", n=n, total=total, low=MIN_VALUES)
+            )
+    return None
 
 
 def measure_untrained(
