@@ -33,7 +33,8 @@ def describe(network: Any) -> ModelDescription:
         mlps=tuple(partial(mlp, layer) for layer in layers),
         embedding=inner.embeddings.word_embeddings,
         final_norm=Norm(),
-        is_encoder=True,
+        is_encoder=not network.config.is_decoder,
+        unembed_scale=None,
         prediction_head=prediction_head(network),
     )
 
