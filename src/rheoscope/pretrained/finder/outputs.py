@@ -98,8 +98,9 @@ def _rows_of_heads(
     order = torch.empty_like(rows.index).scatter_(0, rows.index, numbers)
     in_order = torch.equal(order, numbers)
     W_O = (after.matrix if in_order else after.matrix[order]).unflatten(0, (n_heads, width))
-    scale = rows.gain[order].view(n_heads, width, 1) * after.gain
-    return W_O if bool((scale == 1).all()) else W_O * scale.to(W_O)
+    if after.is_plain and bool((rows.gain == 1).all()):
+        return W_O
+    return W_O * (rows.gain[order].view(n_heads, width, 1) * after.gain).to(W_O)
 
 
 def _scaled(norm: Norm, factor: float) -> Norm:
