@@ -108,6 +108,21 @@ def test_the_page_of_model_types_is_that_of_the_stored_results(monkeypatch: pyte
     )
 
 
+def test_the_table_of_family_files_is_that_of_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    benchmark = runpy.run_path(str(FOLDER / "family_files.py"), run_name="family_files")
+    page = benchmark["DOCS_PAGE"].read_text(encoding="utf-8")
+    assert f"\n\n{benchmark['as_table'](benchmark['stored_rows']())}\n\n" in page, (
+        "type python benchmarks/family_files.py --write-docs"
+    )
+
+
+def test_every_type_with_a_family_file_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    benchmark = runpy.run_path(str(FOLDER / "family_files.py"), run_name="family_files")
+    assert set(benchmark["CONFIGS"]) == set(benchmark["FAMILIES"])
+
+
 def test_there_are_benchmarks() -> None:
     assert {"attention_cpu", "trace", "training_cuda"} <= set(BENCHMARKS)
 
