@@ -5,10 +5,13 @@
 
 Times are medians of interleaved rounds divided by the time of a bare forward pass. Noise is half the interquartile range. Memory is
 divided by the size of the points of the Trace. The displacements of heads are computed once per round, and the first analysis that
-needs them pays for them. `transport.py` measures exact transport.
+needs them pays for them. Operations are the parts of these times in matrix products, fused attention, eigenvalues and all other
+operations, by torch's profiler. `transport.py` measures exact transport.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 from timing import interleaved, make_parser, model_and_text, peak_bytes, ratio, store_rows
@@ -25,6 +28,14 @@ ANALYSES = {
     "geometry_kept": "rs.geometry_kept(trace)",
     "clusters": "rs.clusters(trace)",
     "readout": "rs.readout(trace)",
+}
+OPERATIONS = {
+    "aten::mm": "matrix products",
+    "aten::bmm": "matrix products",
+    "aten::addmm": "matrix products",
+    "aten::baddbmm": "matrix products",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "fused attention",
+    "aten::_linalg_eigh": "eigenvalues",
 }
 
 
@@ -51,6 +62,37 @@ def times(setup: str, rounds: int, warm: int) -> list[dict[str, object]]:
     return rows
 
 
+@torch.no_grad()
+def operations(setup: str, rounds: int) -> list[dict[str, object]]:
+    """The time of each kind of operation in each analysis, divided by that of a forward pass: medians of interleaved rounds."""
+    namespace: dict[str, object] = {}
+    exec(setup, namespace)
+    model, trace = namespace["model"], namespace["trace"]
+    samples: dict[tuple[str, str], list[float]] = {}
+    for measured in (False, *(True for _ in range(rounds))):
+        forward = sum(operation_seconds(lambda: model.network(trace.ids[None])).values())
+        trace._displacement_cache.clear()
+        for name, code in ANALYSES.items():
+            seconds = operation_seconds(lambda code=code: eval(code, namespace))
+            for kind in (*dict.fromkeys(OPERATIONS.values()), "other operations"):
+                if measured:
+                    samples.setdefault((name, kind), []).append(seconds[kind] / forward)
+    return [
+        {"what": name, "operation": kind, "of forward": statistics.median(values)}
+        for (name, kind), values in samples.items()
+    ]
+
+
+def operation_seconds(run: Callable[[], object]) -> Counter[str]:
+    """Seconds per kind of operation. Time in Python between operations belongs to none of them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    seconds: Counter[str] = Counter()
+    for event in profile.key_averages():
+        seconds[OPERATIONS.get(event.key, "other operations")] += event.self_cpu_time_total / 1e6
+    return seconds
+
+
 def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
     """Peak memory divided by the size of the points, for each analysis and for all together (only together if not `fresh`)."""
     namespace: dict[str, object] = {}
@@ -66,7 +108,8 @@ def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
 def main(argv: Sequence[str] | None = None) -> None:
     options, model, text = model_and_text(make_parser(__doc__), argv)
     setup, rounds = SETUP.format(model=model, text=text[:4000]), 2 if options.smallest else 3 if options.quick else 9
-    rows = times(setup, rounds, warm=int(not options.smallest)) + memory(setup, fresh=not options.smallest)
+    rows = times(setup, rounds, warm=int(not options.smallest)) + operations(setup, rounds)
+    rows += memory(setup, fresh=not options.smallest)
     for row in rows:
         print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
     store_rows("flow", rows, options.smallest)

@@ -21,6 +21,7 @@ from rheoscope.flow.clusters.analysis import (
     rank_measures,
     shuffle_coordinates,
     silhouette,
+    spectrum,
     two_nn_dimension,
 )
 from rheoscope.space.pair_distances import centred_inner_products, cosines
@@ -56,6 +57,19 @@ def test_planted_clusters_are_detected() -> None:
     label = result.label.values[0]
     assert all(label[i] == label[i % 3] for i in range(30))
     assert float(result.effective_rank.max()) < 2.1
+
+
+def test_a_spectrum_that_fails_in_float32_is_computed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, eigvalsh = random(0, 5, 3) @ random(0, 5, 3).mT, torch.linalg.eigvalsh
+
+    def failing(matrix: torch.Tensor) -> torch.Tensor:
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("no convergence")
+        return eigvalsh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", failing)
+    assert spectrum(table.float()).dtype == F64
+    assert torch.allclose(spectrum(table.float()), spectrum(table), atol=1e-5)
 
 
 def test_intrinsic_dimension_of_a_plane_is_2_and_of_a_ball_5() -> None:

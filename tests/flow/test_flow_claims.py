@@ -115,7 +115,7 @@ def test_a_later_step_that_removes_half_of_the_update_has_a_share_of_one_half(sh
     (traces,) = planted.batches
     update = traces.factored_displacements(0)
     total, points = update.total() - update.constants, traces.points.clone()
-    sizes = update.squared_norms().sum((-2, -1)) / total.square().sum((-2, -1))
+    sizes = update.squared_norms.sum((-2, -1)) / total.square().sum((-2, -1))
     points[:, -1] = points[:, traces.mid_steps[0]] - share * sizes[:, None, None] * total
     points[:, -1] += noise * total.square().mean().sqrt() * random(5, *total.shape)
     measured = erasure(replace(planted, batches=(replace(traces, points=points),)))["erasure"]

@@ -17,7 +17,7 @@ def test_factored_lengths_and_inner_products_equal_the_dense_ones(name: str) -> 
     for layer in range(trace.view.layers):
         factored = trace.factored_displacements(layer)
         displacements = factored.displacements()
-        assert distance(factored.squared_norms(), displacements.square().sum(-1)) <= 1e-12
+        assert distance(factored.squared_norms, displacements.square().sum(-1)) <= 1e-12
         assert distance(factored.inner_products_with(y), (displacements * y).sum(-1)) <= 1e-12
         assert distance(factored.total(), displacements.sum(0) + factored.constants) <= 1e-12
         total = trace.displacements(layer).sum(0) + trace.bias(layer)

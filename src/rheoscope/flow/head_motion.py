@@ -27,9 +27,16 @@ def head_speeds_and_cosines(
 ) -> Float[Tensor, "2 *b layer h"]:
     """The norm of every head's displacement and its cosine with the displacement by the whole attention; means over tokens.
 
-    Layers are batched to avoid launch overhead. If the forward pass recorded the head outputs, a GPU kernel reads them directly.
+    On a GPU, layers are batched to avoid launch overhead. If the forward pass recorded the head outputs, a kernel reads them
+    directly.
     """
     parts, layers = [], range(trace.view.layers)
+    if not points.is_cuda:
+        rows = [update_lengths_and_cosines(trace, layer) for layer in layers]
+        rows = (
+            rows if positions is None or len(positions) == trace.points.shape[-2] else [x[..., positions] for x in rows]
+        )
+        return torch.stack([masked_mean(x, valid) for x in rows], -2)
     head_outputs = recorded_head_outputs(trace, positions)
     if head_outputs is not None and displacement is not None:
         return output_speeds_and_cosines(
@@ -47,6 +54,17 @@ def head_speeds_and_cosines(
             layer_speeds_and_cosines(updates, attention_displacements(trace, points, displacement, chunk), valid)
         )
     return torch.cat(parts, -2)
+
+
+def update_lengths_and_cosines(trace: Trace | Traces, layer: int) -> Float[Tensor, "2 *b h n"]:
+    """‖Δ_h‖ of every head and token of a layer, and the cosine with the displacement by the whole attention."""
+    updates = trace.factored_displacements(layer)
+    displacement = at_least_float32(trace.points[..., trace.mid_steps[layer], :, :]) - at_least_float32(
+        trace.points[..., trace.input_steps[layer], :, :]
+    )
+    lengths = updates.squared_norms.sqrt()
+    cosines = safe_divide(updates.inner_products_with(displacement), lengths * displacement.norm(dim=-1)[..., None, :])
+    return torch.stack([lengths, cosines])
 
 
 def attention_displacements(

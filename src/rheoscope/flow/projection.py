@@ -15,10 +15,18 @@ def centred_directions(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
     >>> centred_directions(torch.tensor([[0.0, 0.0], [4.0, 0.0], [2.0, 0.0]])).tolist()
     [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
     """
+    centred, inverse_length = centred_points_and_inverse_lengths(x)
+    return centred * inverse_length
+
+
+def centred_points_and_inverse_lengths(
+    x: Float[Tensor, "*b n d"],
+) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b n 1"]]:
+    """x_i − x̄ and 1/‖x_i − x̄‖, which is 0 for a token at the mean."""
     centred = x - x.mean(-2, keepdim=True)
     length, longest = centred.norm(dim=-1, keepdim=True), x.norm(dim=-1)[..., None].amax(-2, keepdim=True)
     has_direction = length > 8 * torch.finfo(x.dtype).eps * longest  # below this, the difference is rounding error
-    return torch.where(has_direction, centred / torch.where(has_direction, length, 1), 0)
+    return centred, torch.where(has_direction, 1 / torch.where(has_direction, length, 1), 0)
 
 
 def fit_plane(points: Float[Tensor, "*b p n d"], fit_indices: Sequence[int]) -> Float[Tensor, "*b d 2"]:
@@ -65,4 +73,5 @@ def orthonormalise(x: Float[Tensor, "*b d k"]) -> Float[Tensor, "*b d k"]:
 
 def project_on_plane(points: Float[Tensor, "*b p n d"], axes: Float[Tensor, "*b d 2"]) -> Float[Tensor, "*b p n 2"]:
     """The direction of every token projected on the plane, cloud by cloud."""
-    return torch.stack([centred_directions(x) @ axes for x in points.unbind(-3)], -3)
+    clouds = map(centred_points_and_inverse_lengths, points.unbind(-3))
+    return torch.stack([centred @ axes * inverse_length for centred, inverse_length in clouds], -3)

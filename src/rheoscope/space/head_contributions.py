@@ -1,6 +1,7 @@
 """The displacements of all heads of a layer in factored form, without a tensor of size heads x tokens x width."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -48,6 +49,7 @@ class FactoredDisplacements:
             + self.constants
         )
 
+    @cached_property
     def squared_norms(self) -> Float[Tensor, "*b h n"]:
         """‖Δ_h(x_i)‖² = mixed_values (W Wᵀ) mixed_valuesᵀ."""
         return vecdot_float32(

@@ -226,13 +226,20 @@ def rank_measures(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Effective rank and participation ratio, from the smaller Gram matrix; 0 if all points are equal."""
     n, d = centred.shape
-    # float64, because LAPACK may fail in float32 on the many equal eigenvalues of a repetitive text
-    eigenvalues = torch.linalg.eigvalsh((inner if n <= d else centred.mT @ centred).double()).clamp(min=0)
+    eigenvalues = spectrum(inner if n <= d else centred.mT @ centred).double().clamp(min=0)
     total = eigenvalues.sum()
     if float(total) == 0:
         return torch.zeros_like(total), torch.zeros_like(total)
     p = eigenvalues / total
     return torch.special.entr(p).sum().exp(), 1 / p.square().sum()
+
+
+def spectrum(table: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+    """The eigenvalues of a symmetric matrix. LAPACK may fail in float32 on many equal ones (a repetitive text); then in float64."""
+    try:
+        return torch.linalg.eigvalsh(table)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return torch.linalg.eigvalsh(table.double())
 
 
 def two_nn_dimension(inner: Float[Tensor, "n n"]) -> Float[Tensor, ""]:

@@ -232,7 +232,7 @@ def head_products_and_squares(
         length, products = lengths_and_products(trace.view, head_outputs, later_displacements)
         return products.sum(-1).movedim(0, -2), fill_invalid(length.square().movedim(0, -3), valid).sum(-1)
     rows = [
-        (factored.inner_products_with(displacement).sum(-1), fill_invalid(factored.squared_norms(), valid).sum(-1))
+        (factored.inner_products_with(displacement).sum(-1), fill_invalid(factored.squared_norms, valid).sum(-1))
         for factored, displacement in zip(
             map(trace.factored_displacements, range(trace.view.layers)), later_displacements, strict=True
         )

@@ -37,7 +37,7 @@ def erased_shares(
     updates = traces.factored_displacements(layer).at_least_float32()
     after, end = (at_least_float32(traces.points_at(step)) for step in (traces.mid_steps[layer], -1))
     later, head_sum = (zero_invalid_rows(x, valid).double() for x in (end - after, updates.total() - updates.constants))
-    squared_norms = zero_invalid_rows(updates.squared_norms()[..., None], valid).double().sum((-3, -2, -1))
+    squared_norms = zero_invalid_rows(updates.squared_norms[..., None], valid).double().sum((-3, -2, -1))
     rotation_rows = rotations.flatten(1).double()
     rotated_products = [rotation_rows @ (x.mT @ y).flatten() for x, y in zip(head_sum, later, strict=True)]
     products = torch.cat([(head_sum * later).sum((-2, -1))[None], torch.stack(rotated_products, -1)])

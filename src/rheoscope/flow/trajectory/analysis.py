@@ -54,10 +54,8 @@ def trajectory(
     True
     """
     clouds = select_clouds(trace, space, "half", keep_massive)
-    points, raw_points = (
-        clouds.points,
-        trace.points if len(clouds.positions) == len(trace) else trace.points[:, clouds.positions],
-    )
+    points = clouds.points
+    raw_points = points if space == "raw" else trace.points[:, clouds.positions]
     displacement = half_precision_displacements(raw_points, trace.view)
     values = point_statistics(trace, points, displacement if space == "raw" else None, points.norm(dim=-1), draws, seed)
     head_values = head_speeds_and_cosines(trace, raw_points, displacement, positions=clouds.positions)
@@ -184,7 +182,19 @@ PathMeasures = tuple[
 
 
 def measures_from_displacements(points: Float[Tensor, "*b p n d"], signs: Float[Tensor, "draw s"]) -> PathMeasures:
-    """The measures from the displacements, in the dtype of the points."""
+    """The measures from the displacements, in the dtype of the points, in chunks of tokens that fit in the cache."""
+    chunks = points.split(_tokens_per_chunk(points), dim=-2)
+    speed, chords, turning, flipped_chords = (
+        torch.cat(column, -1)
+        for column in zip(*(chunk_measures_from_displacements(chunk, signs) for chunk in chunks), strict=True)
+    )
+    return speed, chords, turning, flipped_chords
+
+
+def chunk_measures_from_displacements(
+    points: Float[Tensor, "*b p n d"], signs: Float[Tensor, "draw s"]
+) -> PathMeasures:
+    """The measures of some tokens."""
     displacement, start = points.diff(dim=-3), points[..., 0, :, :]
     chords = torch.stack([(x - start).norm(dim=-1) for x in points.unbind(-3)[1:]], -2)
     return displacement.norm(dim=-1), chords, turning_angles(displacement), chords_with_signs(displacement, signs)
@@ -252,17 +262,14 @@ def chords_with_signs(
     displacement: Float[Tensor, "*b s n d"], signs: Float[Tensor, "draw s"]
 ) -> Float[Tensor, "*b draw n"]:
     """The chord of every token after its steps are multiplied by the signs."""
-    chords = []
-    for chunk in displacement.split(_tokens_per_chunk(displacement), dim=-2):
-        gram = torch.einsum("...snd,...tnd->...nst", chunk, chunk)
-        chords.append(torch.einsum("ks,...nst,kt->...kn", signs, gram, signs))
-    return torch.cat(chords, -1).clamp(min=0).sqrt()
+    gram = torch.einsum("...snd,...tnd->...nst", displacement, displacement)
+    return torch.einsum("ks,...nst,kt->...kn", signs, gram, signs).clamp(min=0).sqrt()
 
 
-def _tokens_per_chunk(displacement: Float[Tensor, "*b s n d"]) -> int:
+def _tokens_per_chunk(points: Float[Tensor, "*b p n d"]) -> int:
     """The number of tokens whose displacements and Gram matrices fit in the cache."""
-    *texts, steps, _, width = displacement.shape
-    return max(1, block_numel(displacement.device) // (math.prod(texts) * steps * (steps + width)))
+    *texts, steps, _, width = points.shape
+    return max(1, block_numel(points.device) // (math.prod(texts) * steps * (steps + width)))
 
 
 def attention_share(
