@@ -324,9 +324,9 @@ def test_equal_tokens_have_kappa_1_and_invalid_settings_raise(monkeypatch: pytes
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2, 60, 128, 256, 300])
 def test_assignments_on_a_gpu_have_the_lowest_cost(n: int) -> None:
-    cost = random(n, 5, 2, n, n).double()
+    cost = random(n, 5, 2, n, n).double().cpu()
     columns = assignments(cost.cuda()).cpu()
     best = [[table[linear_sum_assignment(table)].sum() for table in pair] for pair in cost.numpy()]
-    assert columns.sort(-1).values.equal(torch.arange(n).expand_as(columns))
+    assert columns.sort(-1).values.equal(torch.arange(n, device="cpu").expand_as(columns))
     totals = cost.gather(-1, columns[..., None])[..., 0].sum(-1)
-    torch.testing.assert_close(totals, torch.tensor(np.array(best)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(totals, torch.from_numpy(np.array(best)), rtol=1e-12, atol=1e-12)

@@ -1,12 +1,14 @@
 """Recording and editing the stream at every step, in any order, undone on exit."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from rheoscope.running.cuda_side_stream import _run_on_stream
 from rheoscope.running.stream import apply_hooks, observe_tap, record_points, taps
 from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks
 from rheoscope.shapes import RheoscopeError
@@ -216,3 +218,14 @@ def test_hooks_are_removed_after_an_error(name: str) -> None:
 def test_post_norm_models_have_sums_as_steps() -> None:
     for name in POST_NORM:
         assert {"L0.attn_sum", "L0.mlp_sum"} < set(map(str, traced(name).steps))
+
+
+def test_points_of_a_block_on_another_device_are_copied_after_those_of_the_side_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    side_stream: Any = SimpleNamespace(device=torch.device("cuda:0"))
+    main_stream = SimpleNamespace(wait_stream=lambda stream: order.append("wait" if stream is side_stream else "other"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main_stream)
+    _run_on_stream(side_stream, lambda x: order.append("copy"), torch.zeros(2))
+    assert order == ["wait", "copy"]

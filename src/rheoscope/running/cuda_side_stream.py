@@ -27,6 +27,10 @@ def on_side_stream(device: torch.device) -> Iterator[Callable[[TensorCallback], 
 
 
 def _run_on_stream(stream: torch.cuda.Stream, callback: TensorCallback, x: Tensor) -> None:
+    if x.device != stream.device:  # of a block on another device, whose copy waits for its own stream
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+        callback(x)
+        return
     stream.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(stream):
         callback(x)

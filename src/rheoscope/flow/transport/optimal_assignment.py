@@ -127,14 +127,17 @@ class _CostTables:
     direction_cost: Float[Tensor, "p n n"]
 
     def solve(self, pair_range: range, draws: Sequence[int], seed: int) -> list[_Solution]:
-        """The couplings and null draws of some pairs."""
+        """The couplings and null draws of some pairs.
+
+        The CPU solves the couplings, so that equally good ones are chosen in the same way on every device.
+        """
         orders = (random_permutations(self.x.shape[1], draws[index], seed).to(self.x.device) for index in pair_range)
         null_draws = [
             null_from_tables(self.x[index], self.y[index], order)
             for index, order in zip(pair_range, orders, strict=True)
         ]
         coupling, partner = (
-            assignments(table[pair_range.start : pair_range.stop]).cpu()
+            assignments(table[pair_range.start : pair_range.stop].cpu())
             for table in (self.point_cost, self.direction_cost)
         )
         return list(zip(coupling, partner, null_draws, strict=True))
