@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
+from rheoscope.catalogue import all_claims
+from rheoscope.report import card as card_module
 from tests.commands.cases import run_rheoscope
 from tests.pretrained.cases import randomised, saved, tokenizer
 from tests.pretrained.test_feature_pair import MOONSHINE, WAV2VEC2, write_sound
@@ -28,6 +30,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hf.Wav2Vec2Processor(extractor, tokenizer()).save_pretrained(folder / "moonshine")
     write_sound(folder / "sound.wav")
     write_sound(folder / "slow.wav", rate=8000)
+    (folder / "sounds").mkdir()
+    for number in range(4):
+        write_sound(folder / "sounds" / f"{number}.wav")
     (folder / "notes.txt").write_text("no sound")
     return folder
 
@@ -47,6 +52,17 @@ def test_the_story_of_a_pair_reads_a_sound_and_a_target(place: Path) -> None:
     assert all(
         title in outcome.words for title in ("What happens to this text", "From source", "Source path", "Movement")
     )
+
+
+@pytest.mark.parametrize("name", ["wav2vec2", "moonshine"])
+def test_a_card_reads_the_sounds_of_a_directory(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an encoder-decoder it is the card of the encoder."""
+    few = tuple(claim for claim in all_claims() if claim.name in ("symmetry", "directions", "senses"))
+    monkeypatch.setattr(card_module, "all_claims", lambda: few)
+    outcome = run_rheoscope("card", name, "--audio", "sounds", "--no-cache", cwd=place)
+    assert outcome.status == 0, outcome.err
+    assert "2 claims over 4 sounds" in outcome.words
+    assert "not measured, its model reads no words" in outcome.words
 
 
 @pytest.mark.parametrize(("options", "label"), [((), "frame 5"), (TARGET, "w11")])

@@ -113,7 +113,9 @@ def test_sounds_of_other_lengths_run_in_other_batches() -> None:
 
 def test_both_sides_of_a_pair_of_sounds_and_texts_have_their_claims() -> None:
     model = rs.load(randomised(test_feature_pair.NETWORKS["whisper"]()))
-    pairs = [(torch.randn(10, 50, generator=torch.Generator().manual_seed(n)), [1, 5, 6, 7, 8, n]) for n in range(4)]
+    with pytest.raises(RheoscopeError, match="needs a target for each source"):
+        text_pairs(model, [torch.randn(10, 50)])
+    pairs = [(torch.randn(1, 10, 50, generator=torch.Generator().manual_seed(n)), [1, 5, 6, 7, 8, n]) for n in range(4)]
     claims = [claim for claim in all_claims() if claim.name in ("erasure", "asymmetry")]
     source, target = (
         measure_cloud(cloud, cloud.traces(), cloud.claims(claims), 2, 0, None, None)

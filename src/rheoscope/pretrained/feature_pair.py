@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.feature_model import FeatureModel, input_title
 from rheoscope.pretrained.hf_model import LOGITS, PretrainedPair
@@ -79,8 +80,11 @@ class FeaturePair(PretrainedPair):
     def greedy_targets(self, sources: Sequence[Tensor], max_tokens: int) -> list[Int[Tensor, " _"]]:
         raise RheoscopeError(
             Message(
-                "the card tests claims on texts, and {model} reads {input}", model=self.view.name, input=self._input
-            )
+                "{model} reads {input}, so its card needs a target for each source",
+                model=self.view.name,
+                input=self._input,
+            ),
+            Advice("rs.card(model, [(Path('a.wav'), 'its text'), …])", "--audio DIR"),
         )
 
     @property

@@ -91,9 +91,10 @@ def clouds_of(model: RunnableModel, texts: Sequence[Text | TextPair]) -> list[Ca
     if not isinstance(model, EncoderDecoder):
         return [CardCloud(model, texts)]  # type: ignore[arg-type]
     pairs = [item for item in texts if isinstance(item, TextPair)]
-    source_ids = [model.source_ids(pair.source) for pair in pairs]
+    source_ids, encoder = [model.source_ids(pair.source) for pair in pairs], source_model(model)
+    sources = [pair.source for pair in pairs] if encoder.view.reads_tokens else source_ids  # features of files
     return [
-        CardCloud(source_model(model), [pair.source for pair in pairs], SOURCE),
+        CardCloud(encoder, sources, SOURCE),
         CardCloud(targets_model(model, source_ids), [pair.target for pair in pairs], TARGET),
     ]
 

@@ -81,7 +81,7 @@ def _given_pair(item: Any) -> TextPair:
 
 def greedy_outputs(model: EncoderDecoder, sources: Sequence[Text]) -> list[torch.Tensor]:
     """The greedy output for each of some sources, as token ids."""
-    ids = [model.ids(source, model.encode_source) for source in sources]
+    ids = [model.source_ids(source) for source in sources]
     context = model.view.context_length
     limit = OUTPUT_RATIO * max(map(len, ids)) + EXTRA_OUTPUT
     return model.greedy_targets(ids, limit if context is None else min(limit, context - 1))
