@@ -1,5 +1,6 @@
 /** The server's responses as values. They come from a running server, from the files of an export or from a notebook. */
 
+import type { Block } from './blocks/blocks'
 import { loadScript } from './load_script'
 import { pageMessage } from './messages'
 import { render, type Text } from './messages/message'
@@ -58,6 +59,8 @@ export interface Field { values: Float32Array; shape: number[]; dims: string[] }
 export const fieldDifference = (after: Field, before: Field): Field => ({ ...after, values: after.values.map((value, index) => value - before.values[index]!) })
 export interface Envelope { header: Record<string, any>; arrays: Record<string, Field> }
 export interface AnalysisResult { name: string; question: Text; attrs: Record<string, unknown>; coords: Record<string, { dims: string[]; values: any[] }>; fields: Record<string, FieldDescription>; pictures: Picture[]; texts: Record<string, any>; left_out: string[]; arrays: Record<string, Field> }
+
+export interface AnalysisTables { blocks: Block[] }
 
 /** Parts of a picture, with `Text` as the server sends it, or with `string` when it is rendered. */
 export interface Axis<T = Text> { label: T; names: T[]; marked: number[]; log: boolean; bare: boolean; low: number | null; high: number | null }
@@ -370,6 +373,9 @@ export class Client {
     }
     return result
   }
+
+  /** The numbers of an analysis as the tables that the terminal prints. */
+  tables = (id: string, name: string, settings: Record<string, string> = {}) => this.json<AnalysisTables>(`api/traces/${id}/analyses/${name}/tables`, settings)
 
   private controllerOf(id: string): AbortController {
     let controller = this.controllers.get(id)

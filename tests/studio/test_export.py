@@ -51,6 +51,7 @@ def exported(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             f"{trace_path}/points.bin": f"{trace_path}/points",
             f"{trace_path}/points.raw.bin": f"{trace_path}/points?space=raw",
             f"{trace_path}/analyses/readout.bin": f"{trace_path}/analyses/readout",
+            f"{trace_path}/analyses/readout/tables.json": f"{trace_path}/analyses/readout/tables",
             f"{trace_path}/weights/1/2.bin": f"{trace_path}/weights/1/2",
             f"{trace_path}/spectrum/2/0.json": f"{trace_path}/spectrum/2/0",
             f"{trace_path}/moves/1/2.bin": f"{trace_path}/moves/1/2",

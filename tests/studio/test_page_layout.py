@@ -50,6 +50,7 @@ def test_no_text_is_cut(studio: tuple[Session, str], browser: Any, language: str
             wait_for_cloud(page)
             wait_for_view(page)
             open_all_details(page)
+            wait_for_view(page)  # the numbers have unfolded
             for width, height in SIZES:
                 page.set_viewport_size({"width": width, "height": height})
                 page.evaluate("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")

@@ -1,5 +1,6 @@
 """Every route of the server: its response and its refusals."""
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +12,14 @@ from starlette.testclient import TestClient
 
 import rheoscope as rs
 from rheoscope.catalogue import ANALYSIS_MODULES
+from rheoscope.report.analysis_runs import Subject, empty_results
+from rheoscope.report.report_plans import analysis_blocks
 from rheoscope.report.story import STORY_LINES
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
+from rheoscope.studio.report_blocks import block_json
 from rheoscope.studio.session import Session
-from rheoscope.studio.wire import WireArray, unpack_envelope
+from rheoscope.studio.wire import WireArray, encode_json, unpack_envelope
 from tests.studio.cases import (
     TEXT,
     GatedLoader,
@@ -127,6 +131,18 @@ def test_an_analysis_equals_the_result_of_the_library(client: TestClient, trace:
     assert header["attrs"]["draws"] == 3
     assert header["pictures"][0]["kind"] == "picture"
     assert header["coords"]["token"]["values"] == expected.token.values.tolist()
+
+
+def test_the_tables_of_an_analysis_are_those_of_the_terminal(client: TestClient, trace: str) -> None:
+    path = f"/api/traces/{trace}/analyses/trajectory/tables"
+    blocks = client.get(path, params={"draws": 3}).json()["blocks"]
+    dataset = rs.trajectory(small().trace(TEXT), draws=3)
+    results = empty_results(Subject(small(), TEXT, small().trace(TEXT)), True).with_result("trajectory", dataset)
+    expected = [block_json(block) for block in analysis_blocks(results, "trajectory")]
+    assert blocks == json.loads(encode_json(expected))
+    assert blocks[0]["block"] == "table"
+    assert blocks[0]["rows"]
+    error_line(client.get(path.replace("trajectory", "nothing")), 400)
 
 
 def test_downloads_contain_the_provenance(client: TestClient, trace: str) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from rheoscope.catalogue import ANALYSIS_MODULES, analysis_by_name, words_by_name
 from rheoscope.messages.message import Message
+from rheoscope.picture.blocks import Block
 from rheoscope.report import field_blocks, text_blocks
 from rheoscope.report.analysis_runs import Request, request
 from rheoscope.report.findings import ALL_WORDS
@@ -69,12 +70,17 @@ REPORTS: dict[str, ReportPlan] = {FLOW: TEXT_REPORT, **dict(_own_plans())}
 """Name of a report → its plan."""
 
 
+def analysis_blocks(results: Results, name: str) -> list[Block]:
+    """The tables of one analysis: its own, or one for each axis of its fields."""
+    own_tables = words_by_name(name).tables
+    return field_blocks.blocks(results, name) if own_tables is None else own_tables(results)
+
+
 def report_of_analysis(name: str) -> ReportPlan:
-    """The plan of a report on any single analysis of the catalogue: its own tables, or one for each axis of its fields."""
-    tables = words_by_name(name).tables or (lambda results: field_blocks.blocks(results, name))
+    """The plan of a report on any single analysis of the catalogue, with its tables."""
     return ReportPlan(
         lambda results: Message("{analysis}: {text}", analysis=name, text=text_blocks.report_title(results)),
         lambda options: [request(name, **options)],
-        lambda: (Section((name,), tables),),
+        lambda: (Section((name,), lambda results: analysis_blocks(results, name)),),
         required=name,
     )

@@ -58,6 +58,7 @@ def view_files(session: Session, entry: TextEntry) -> ExportFiles:
     for name, dataset in entry.results.datasets.items():
         if name in ANALYSIS_MODULES:
             yield f"{trace_path}/analyses/{name}.bin", session.pack_result(entry, dataset)
+            yield f"{trace_path}/analyses/{name}/tables.json", wire.encode_json(session.tables_json(entry, dataset))
     n_pairs = len(entry.trace) ** 2 * sum(heads.n_heads for heads in entry.trace.view.layer_heads)
     n_levels = wire.FINE_LEVELS if n_pairs <= MAX_FINE_PAIRS else wire.COARSE_LEVELS
     for layer, heads in enumerate(entry.trace.view.layer_heads):

@@ -301,6 +301,16 @@ async def get_analysis(studio: StudioState, trace: str, name: str, request: Requ
     return binary_response(await studio.run_quick(entry, lambda: studio.session.pack_result(entry, dataset)))
 
 
+@router.get("/traces/{trace}/analyses/{name}/tables")
+async def get_tables(studio: StudioState, trace: str, name: str, request: Request) -> Response:
+    """The numbers of an analysis as tables."""
+    stored_body = None if request.query_params else studio.stored_response(trace, f"/analyses/{name}/tables", "json")
+    if stored_body is not None:
+        return Response(stored_body, media_type=JSON_TYPE)
+    entry, dataset = await studio.analysis_result(trace, name, request)
+    return json_response(await studio.run_quick(entry, lambda: studio.session.tables_json(entry, dataset)))
+
+
 @router.post("/traces/{trace}/analyses/{name}")
 async def start_analysis(studio: StudioState, trace: str, name: str, request: Request) -> Response:
     entry = await studio.get_entry(trace)

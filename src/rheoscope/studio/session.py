@@ -22,7 +22,7 @@ from rheoscope.report.analysis_runs import (
 from rheoscope.report.card_cache import card_name, find_card
 from rheoscope.report.draw_result import picture_of
 from rheoscope.report.input_text import check_target
-from rheoscope.report.report_plans import REPORTS
+from rheoscope.report.report_plans import REPORTS, analysis_blocks
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.story import STORY_LINES, lines_of
 from rheoscope.running.lost_text import lost_text_message
@@ -44,6 +44,7 @@ from rheoscope.studio.jobs import Job, JobQueue, MissingError
 from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.projected_points import Axes, parse_axes
 from rheoscope.studio.query_settings import parse_settings
+from rheoscope.studio.report_blocks import block_json
 from rheoscope.studio.windows import Window, select_window
 
 if TYPE_CHECKING:
@@ -412,6 +413,13 @@ class Session:
         """A result with its pictures in the wire format."""
         pictures = [picture_of(result, entry.model.token_strings)]
         return wire.pack_dataset(result, analysis_by_name(str(result.attrs["analysis"])), pictures)
+
+    def tables_json(self, entry: TextEntry, result: "xarray.Dataset") -> dict[str, Any]:
+        """The numbers of a result as the tables that the terminal prints."""
+        name = str(result.attrs["analysis"])
+        return {
+            "blocks": [block_json(block) for block in analysis_blocks(entry.results.with_result(name, result), name)]
+        }
 
     def close(self) -> None:
         self.queue.close()
