@@ -21,6 +21,7 @@ from rheoscope.pretrained.finder import describe_network
 from rheoscope.pretrained.output_edits import edit_outputs
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.model_parts import ModelRotary
 from tests.covers.cases import autograd_gradient
 from tests.pretrained.cases import gap, text
 from tests.pretrained.finder.networks import GEMMA3N, JETMOE, NETWORKS, build
@@ -89,6 +90,18 @@ def test_the_rotation_is_a_function_of_all_layers_that_rotate_alike(name: str) -
     for mechanism in mechanisms:
         assert not tensors_by_path(mechanism)
         assert len(repr(mechanism)) < 500
+
+
+@pytest.mark.parametrize("name", ["granite", "gptj", "cohere2", "deepseek_v3", "roformer", "phi"])
+def test_the_transposed_rotation_is_its_gradient(name: str) -> None:
+    heads = next(x for x in loaded(name).view.layer_heads if isinstance(x.mechanism.position, ModelRotary))
+    position, positions = heads.mechanism.position, torch.tensor([0, 3, 17, 2])
+    x, dy = torch.randn(2, 1, 4, 4, heads.W_Q.shape[-1], generator=torch.Generator().manual_seed(0))
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(position.encode(x, positions), x, dy)
+    gradient, _ = position.pullback(positions, dy)
+    assert gap(gradient, expected) < 1e-5
+    assert gap(gradient, dy) > 0.1
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ENCODERS])

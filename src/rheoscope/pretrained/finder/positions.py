@@ -33,7 +33,7 @@ def read_position(tape: Tape, call: SoftmaxCall, q: Projection, tokens: set[Valu
     if isinstance(rotation, PlaceTables):
         return PlaceRotary(rotation.rotate, tape.n_tokens)
     if rotation is not None:
-        return ModelRotary(rotation.rotate)
+        return ModelRotary(rotation.rotate, rotation.rotate_back)
     return NoPosition() if call.bias is None else bias_position(tape, call)
 
 

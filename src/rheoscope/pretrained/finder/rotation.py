@@ -41,9 +41,21 @@ class RotaryTables:
     )
 
     def rotate(self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
-        places, rows = needed_places(positions)
-        cosines, sines = (table[rows] for table in self.tables(places, x))
+        cosines, sines = self._cosines_and_sines(x, positions)
         return x * cosines + self.partners(x) * sines
+
+    def rotate_back(self, y: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]) -> Float[Tensor, "b h n k"]:
+        """The transpose, since the partner of a partner is the coordinate itself."""
+        cosines, sines = self._cosines_and_sines(y, positions)
+        return y * cosines + self.partners(y * sines)
+
+    def _cosines_and_sines(
+        self, x: Float[Tensor, "b h n k"], positions: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """C and S of every token of x."""
+        places, rows = needed_places(positions)
+        cosines, sines = self.tables(places, x)
+        return cosines[rows], sines[rows]
 
     @cached_property
     def partners(self) -> Choice:
