@@ -32,6 +32,7 @@ VIEWS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
     "studio": (WIDE, {"step": "8", "colour": "cluster"}, ""),
     "studio-head": (WIDE, {"text": KING, "step": "6", "layer": "2", "head": "1", "edits": "2.1.M.symmetric"}, "#views"),
     "studio-readout": (WIDE, {"text": KING, "view": "readout", "token": "4"}, "#views"),
+    "studio-compare": (WIDE, {"view": "compare", "compareWith": "untrained", "step": "8"}, "#views"),
     "studio-phone": (NARROW, {"step": "8"}, ""),
 }
 """Name of a screenshot → size of the window, parameters of the link, and the element to scroll to."""
@@ -62,10 +63,12 @@ def take_screenshot(page: Page, base: str, link: dict[str, str], place: str) -> 
         page.wait_for_selector(".moved", timeout=60_000)
     if not shutil.which("fc-list") or not subprocess.check_output(["fc-list", ":lang=zh"]):
         page.add_style_tag(content="button[lang=zh-Hans] { display: none }")  # no installed font has Chinese characters
-    if place:
-        page.locator(place).evaluate("(element) => element.scrollIntoView()")
     page.wait_for_load_state("networkidle", timeout=300_000)
     wait_until_still(page)
+    if place:  # now everything above it has its height
+        page.locator(place).evaluate("(element) => element.scrollIntoView()")
+        page.wait_for_load_state("networkidle", timeout=300_000)
+        wait_until_still(page)
     return page.screenshot()
 
 

@@ -1,7 +1,9 @@
 /** Token names on the axes of a map, and the sample of tokens that a long text needs. */
 
 export const MAX_NAMED = 64
-const LETTER_WIDTH = 6.2
+/** Width of a letter of the fixed-width font, at most .61 of its height of 11.5 pixels. Chinese letters have twice this width. */
+const LETTER_WIDTH = 7
+const WIDE = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\u3000-\u303f\uff00-\uffef]/u
 const MAX_LETTERS = 12
 /** The smallest cell whose token name is readable. */
 export const SMALLEST_CELL = 10
@@ -30,11 +32,13 @@ export function sampleMap(values: Float32Array, columns: number, rows: number[],
 
 export const axisName = (text: string): string => ([...text].length > MAX_LETTERS ? [...text].slice(0, MAX_LETTERS - 1).join('') + '…' : text)
 
+const nameWidth = (name: string): number => [...axisName(name)].reduce((width, letter) => width + (WIDE.test(letter) ? 2 : 1) * LETTER_WIDTH, 0)
+
 export interface MapSize { cell: number; labels: number; width: number; height: number }
 
 /** The size of a named map in pixels: cells fill the room, but stay readable. A map that is wider than its room scrolls. */
 export function mapSize(names: string[], rows: number, columns: number, room: number): MapSize {
-  const labels = Math.ceil(Math.max(1, ...names.map((name) => [...axisName(name)].length)) * LETTER_WIDTH) + 8
+  const labels = Math.ceil(Math.max(LETTER_WIDTH, ...names.map(nameWidth))) + 8
   const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, (room - labels - BAR_LENGTH - 6) / columns))
   return { cell, labels, width: labels + cell * columns + BAR_LENGTH + 6, height: labels + cell * rows + BAR_LENGTH + 6 }
 }
