@@ -1,5 +1,6 @@
 """The card of a model: its numbers, its answers, its cache, its files, and what it refuses."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import rheoscope as rs
 from rheoscope.catalogue import all_claims
@@ -22,6 +24,7 @@ from rheoscope.report.card_blocks import (
     claim_table,
     intervals_of,
     number_table,
+    strip_of,
     summary_line,
 )
 from rheoscope.report.card_cache import find_card, measurement_key
@@ -30,6 +33,7 @@ from rheoscope.report.card_facts import claim_notes, has_facts
 from rheoscope.report.card_rows import card_blocks, opening_rows
 from rheoscope.report.card_texts import passages, read_texts, texts_digest
 from rheoscope.report.forest_plot import MAX_DRAWN, signed_number, strip_panel
+from rheoscope.report.terminal import Terminal
 from rheoscope.space.claim import Claim, ClaimSample, Measured
 from rheoscope.statistics.claim_answers import Criterion, EffectInterval, claim_answer
 from tests.covers.cases import random_model
@@ -256,8 +260,21 @@ def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) ->
     (tmp_path / "wrong.jsonl").write_text("[1]\n")
     with pytest.raises(rs.RheoscopeError, match="expected"):
         read_texts(tmp_path / "wrong.jsonl")
-    with pytest.raises(rs.RheoscopeError, match="could not be read"):
+    with pytest.raises(rs.RheoscopeError, match="there is no file"):
         read_texts(tmp_path / "missing.txt")
+    (tmp_path / "folder" / "photo.png").write_bytes(b"\x89PNG")
+    with pytest.raises(rs.RheoscopeError, match=r"photo\.png is not UTF-8 text"):
+        read_texts(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("width", [60, 100, 110])
+def test_a_strip_is_on_one_line_at_any_width(width: int) -> None:
+    card = planted_card(2.0)
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    Terminal(console, []).print_block(claim_table(card))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for name in card.claim.values:
+        assert strip_of(card.sel(claim=name)).draw().strip() in printed
 
 
 def test_the_default_model_ships_with_its_card() -> None:

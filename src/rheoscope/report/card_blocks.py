@@ -54,7 +54,7 @@ def claim_table(card: "xarray.Dataset") -> Table:
         notes = [*claim_notes(card, claim), *deciding_notes(row, claim.unit)]
         statement = join(". ", [claim.statement, *notes])
         rows.append(list(map(Cell, (Verbatim(claim.name), answer, strip, interval_text(row), statement))))
-    return Table(card_heading(card), header, rows, frozenset({0, 1, 2, 4}))
+    return Table(card_heading(card), header, rows, frozenset({0, 1, 4}))  # a strip is never folded
 
 
 def deciding_notes(row: "xarray.Dataset", unit: str) -> list[Message]:

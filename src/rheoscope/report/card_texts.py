@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.report.input_text import refuse_unreadable
 from rheoscope.report.text_pairs import TextPair, is_pair, split_line
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import count_characters, lost_characters
@@ -61,14 +62,14 @@ def read_texts(path: Path) -> list[Any]:
     """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        return [file.read_text(encoding="utf-8") for file in files]
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RheoscopeError(
-            Message("{path} could not be read ({error})", path=str(path), error=type(error).__name__), OWN_TEXTS
-        ) from error
+        return [_read(file) for file in files]
+    lines = [line for line in _read(path).splitlines() if line.strip()]
     return [_json_text(line, path) if path.suffix == ".jsonl" else line for line in lines]
+
+
+def _read(file: Path) -> str:
+    with refuse_unreadable(file, OWN_TEXTS):
+        return file.read_text(encoding="utf-8")
 
 
 def _json_text(line: str, path: Path) -> str | list[int] | tuple[str, str]:

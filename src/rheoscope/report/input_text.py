@@ -3,6 +3,8 @@
 import codecs
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rheoscope.messages.advice import Advice
@@ -137,19 +139,27 @@ def read_start(file: Path, n_first: int | None) -> str:
         return stream.read(max_bytes)
 
 
+@contextmanager
+def refuse_unreadable(file: Path, advice: Advice) -> Iterator[None]:
+    """Turn errors of reading a text file into one line, with what to type instead."""
+    name = str(file)
+    try:
+        yield
+    except FileNotFoundError:
+        raise RheoscopeError(Message("there is no file {file}", file=name), advice) from None
+    except UnicodeDecodeError:
+        raise RheoscopeError(Message("{file} is not UTF-8 text", file=name), advice) from None
+    except OSError as error:
+        raise RheoscopeError(
+            Message("cannot read {file}: {reason}", file=name, reason=error.strerror or str(error)), advice
+        ) from error
+
+
 def read_text_file(file: Path, n_first: int | None = None) -> str:
     """The text of a file without its last line end. A file without text raises, with its name."""
     name = str(file)
-    try:
+    with refuse_unreadable(file, TYPE_A_FILE):
         text = read_start(file, n_first)
-    except FileNotFoundError:
-        raise RheoscopeError(Message("there is no file {file}", file=name), TYPE_A_FILE) from None
-    except UnicodeDecodeError:
-        raise RheoscopeError(Message("{file} is not UTF-8 text", file=name), TYPE_A_FILE) from None
-    except OSError as error:
-        raise RheoscopeError(
-            Message("cannot read {file}: {reason}", file=name, reason=error.strerror or str(error)), TYPE_A_FILE
-        ) from error
     if "\0" in text:
         raise RheoscopeError(Message("{file} is not a text file: it contains zero bytes", file=name), TYPE_A_FILE)
     if not text.removeprefix(BYTE_ORDER_MARK).strip():
