@@ -108,7 +108,7 @@ def memory(setup: str, fresh: bool) -> list[dict[str, object]]:
 def main(argv: Sequence[str] | None = None) -> None:
     options, model, text = model_and_text(make_parser(__doc__), argv)
     setup, rounds = SETUP.format(model=model, text=text[:4000]), 2 if options.smallest else 3 if options.quick else 9
-    rows = times(setup, rounds, warm=int(not options.smallest)) + operations(setup, rounds)
+    rows = times(setup, rounds, warm=int(not options.smallest)) + operations(setup, rounds=min(rounds, 3))
     rows += memory(setup, fresh=not options.smallest)
     for row in rows:
         print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()})
