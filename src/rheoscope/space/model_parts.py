@@ -137,7 +137,7 @@ class ModelRotary(NetworkRotation):
     rotate_back: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def pullback(self, token_positions: Tensor, dy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The transposed rotation, which takes a fifth of autograd's passes."""
+        """The transposed rotation, as a rotation by the opposite angle. Autograd would read the memory more often."""
         if self.rotate_back is None:
             return super().pullback(token_positions, dy)
         return self.rotate_back(dy, token_positions), {}
