@@ -14,6 +14,7 @@ from rich.console import Console
 
 import rheoscope as rs
 from rheoscope.catalogue import all_claims
+from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import OpeningRows
 from rheoscope.picture.picture import Cells, Line, Shape
@@ -22,7 +23,9 @@ from rheoscope.report.card import answer_claims, card_dataset
 from rheoscope.report.card_blocks import (
     answer_text,
     claim_table,
+    claims_of,
     intervals_of,
+    missing_notes,
     number_table,
     strip_of,
     summary_line,
@@ -244,6 +247,22 @@ def test_a_claim_with_a_value_for_one_text_only_is_not_measured(monkeypatch: pyt
     card = rs.card(random_model(heads=2, width=16), [TEXTS[0], *([5, 6] for _ in range(3))], cache=False)
     assert card.claim.values.tolist() == ["symmetry"]
     assert card.attrs["skipped directions"] == "1 of 4 inputs have a value, expected at least 2"
+
+
+def test_a_text_that_is_too_short_for_a_claim_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have the values that they have without it. It cost the whole card the claim."""
+    few = tuple(claim for claim in all_claims() if claim.name in ("similarity", "rest"))
+    monkeypatch.setattr(card_module, "all_claims", lambda: few)
+    model = random_model(heads=2, width=16)
+    card = rs.card(model, [*TEXTS, [5, 6, 7, 8]], cache=False)
+    values = card.effect.sel(interval="similarity").values
+    assert np.isnan(values[-1])
+    expected = rs.card(model, TEXTS, cache=False).effect.sel(interval="similarity").values
+    np.testing.assert_allclose(values[:-1], expected, rtol=1e-5, atol=1e-7)
+    notes = [render(note) for claim in claims_of(card) for note in missing_notes(card, claim)]
+    assert notes == ["5 of 6 texts have a value"]
+    assert "5 of 6 texts have a value" in render(claim_table(card).rows[0][-1].text)
+    assert opening_rows(card, [str(number) for number in range(6)])
 
 
 def test_texts_are_read_from_lines_json_lines_and_a_directory(tmp_path: Path) -> None:

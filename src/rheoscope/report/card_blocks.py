@@ -51,10 +51,18 @@ def claim_table(card: "xarray.Dataset") -> Table:
     for claim in claims_of(card):
         row = card.sel(claim=claim.name)
         answer, strip = ANSWERS[str(row.answer.values)], strip_of(row).draw()
-        notes = [*claim_notes(card, claim), *deciding_notes(row, claim.unit)]
+        notes = [*claim_notes(card, claim), *missing_notes(card, claim), *deciding_notes(row, claim.unit)]
         statement = join(". ", [claim.statement, *notes])
         rows.append(list(map(Cell, (Verbatim(claim.name), answer, strip, interval_text(row), statement))))
     return Table(card_heading(card), header, rows, frozenset({0, 1, 4}))  # a strip is never folded
+
+
+def missing_notes(card: "xarray.Dataset", claim: Claim) -> list[Message]:
+    """How many texts have a value, if some have none. A text may be too short for a claim."""
+    n, total = int(card.n_units.sel(claim=claim.name)), int(card.attrs["n_texts"])
+    if n == total or claim.unit != (media_unit(card.attrs) or TEXTS):
+        return []
+    return [Message("{n} of {total} {units} have a value", n=n, total=total, units=claim.unit)]
 
 
 def deciding_notes(row: "xarray.Dataset", unit: str) -> list[Message]:

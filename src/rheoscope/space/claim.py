@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 from rheoscope.space.traces import Traces
 
@@ -36,13 +37,28 @@ class ClaimSample:
         return self.model if self.reader is None else self.reader(texts)
 
     def over_batches(self, measure: "Callable[[Traces], Measured]") -> "Measured":
-        """The measurements of all batches, one after the other."""
-        measured = []
+        """The measurements of all batches, one after the other. A text that is refused, such as a short one, has no value."""
+        results: list[Measured | RheoscopeError] = []
         for n_done, traces in enumerate(self.batches, 1):
-            measured.append(measure(traces))
+            results += measure_or_refuse(measure, traces)
             if self.progress is not None:
                 self.progress(n_done, len(self.batches))
-        return Measured.concatenate(measured)
+        measured = [result for result in results if isinstance(result, Measured)]
+        if not measured:
+            raise next(result for result in results if isinstance(result, RheoscopeError))
+        return Measured.concatenate(
+            [result if isinstance(result, Measured) else measured[0].without_value() for result in results]
+        )
+
+
+def measure_or_refuse(measure: "Callable[[Traces], Measured]", traces: Traces) -> "list[Measured | RheoscopeError]":
+    """The measurements of a batch. If it is refused, those of its texts one by one, with the error of each refused text."""
+    try:
+        return [measure(traces)]
+    except RheoscopeError as error:
+        if len(traces) == 1:
+            return [error]
+    return [result for text in range(len(traces)) for result in measure_or_refuse(measure, traces[text : text + 1])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +88,15 @@ class Measured:
     def cpu(self) -> "Measured":
         """The same numbers on the CPU."""
         return Measured(*(None if x is None else x.cpu() for x in (self.observed, self.reference, self.draws)))  # type: ignore[arg-type]
+
+    def without_value(self) -> "Measured":
+        """One text without a value, to stand beside these measurements."""
+        return Measured(
+            *(
+                None if x is None else torch.full_like(x[..., :1], torch.nan)
+                for x in (self.observed, self.reference, self.draws)
+            )  # type: ignore[arg-type]
+        )
 
     @staticmethod
     def concatenate(batches: "list[Measured]") -> "Measured":
