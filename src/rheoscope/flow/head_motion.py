@@ -36,7 +36,7 @@ def head_speeds_and_cosines(
         rows = (
             rows if positions is None or len(positions) == trace.points.shape[-2] else [x[..., positions] for x in rows]
         )
-        return torch.stack([masked_mean(x, valid) for x in rows], -2)
+        return torch.stack([torch.stack([masked_mean(values, valid) for values in x]) for x in rows], -2)
     head_outputs = recorded_head_outputs(trace, positions)
     if head_outputs is not None and displacement is not None:
         return output_speeds_and_cosines(
