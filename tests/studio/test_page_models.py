@@ -61,7 +61,7 @@ def test_the_gallery_opens_a_model_and_names_one_that_is_refused(address: str, b
         wait_until(page, lambda: "Opening other" in page.locator(".progress").inner_text())
         GATE.set()
         page.wait_for_selector(".results.old", state="detached")
-        wait_until(page, lambda: "this model is refused" in alerts(page))
+        wait_until(page, lambda: "This model is refused" in alerts(page))
         assert "The page shows what could be opened" in alerts(page)
         wait_until(page, lambda: "".join(tokens(page)).endswith(TEXT))
 
@@ -91,8 +91,8 @@ def test_prompts_are_links_with_what_to_look_for(address: str, browser: Any) -> 
 
 BAD_LINKS = {
     "model=nonsense": "may not open the model 'nonsense'",
-    "edits=99.0.M.symmetric": "there is no layer 99",
-    "window=7": "the text fits into one window",
+    "edits=99.0.M.symmetric": "There is no layer 99",
+    "window=7": "The text fits into one window",
     "step=x": "step must be a whole number",
     "axes=nonsense": "nonsense",
 }

@@ -67,7 +67,7 @@ def test_old_results_a_lost_server_and_a_wrong_link_are_named(browser: Any) -> N
             page.wait_for_selector(".results.old")
             assert "other is selected" in page.locator(".old-results").inner_text()
             gate.set()
-            wait_until(page, lambda: "this model is refused" in " ".join(alert.all_inner_texts()))
+            wait_until(page, lambda: "This model is refused" in " ".join(alert.all_inner_texts()))
             page.wait_for_selector(".results.old", state="detached")  # the last valid state stays
             assert "model=other" not in page.url
             assert "keys" in "".join(test_page.tokens(page))
