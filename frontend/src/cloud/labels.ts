@@ -26,10 +26,10 @@ export const labelColour = (kind: Label['kind'], theme: Theme): string => ({ tok
 export function visibleLabels(scene: Scene, projected: ProjectedScene, viewport: Viewport, toPixels: (points: Float32Array) => Float32Array, sizeOf: SizeOf): Label[] {
   const star = starLabel(scene, projected, viewport, sizeOf)
   const [predicting, others] = tokenLabels(scene, projected, viewport, sizeOf)
-  const one = (label: Label): Label[] => [label]
+  const singlePlace = (label: Label): Label[] => [label]
   const labels = [
-    ...star.map(one),
-    ...[...axisLabels(scene, projected, sizeOf).map(one), ...predicting.map(one), ...pathLabels(scene, toPixels, sizeOf), ...others.map(one)].map((places) => places.filter(({ box }) => isInside(box, viewport))),
+    ...star.map(singlePlace),
+    ...[...axisLabels(scene, projected, sizeOf).map(singlePlace), ...predicting.map(singlePlace), ...pathLabels(scene, toPixels, sizeOf), ...others.map(singlePlace)].map((places) => places.filter(({ box }) => isInside(box, viewport))),
   ]
   const controls = viewport.controls.map((_, index) => -1 - index)
   const indices = [...labels.keys()]

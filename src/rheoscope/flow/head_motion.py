@@ -32,11 +32,8 @@ def head_speeds_and_cosines(
     """
     parts, layers = [], range(trace.view.layers)
     if not points.is_cuda:
-        rows = [update_lengths_and_cosines(trace, layer) for layer in layers]
-        rows = (
-            rows if positions is None or len(positions) == trace.points.shape[-2] else [x[..., positions] for x in rows]
-        )
-        return torch.stack([torch.stack([masked_mean(values, valid) for values in x]) for x in rows], -2)
+        values = [update_lengths_and_cosines(trace, layer) for layer in layers]
+        return torch.stack([mean_lengths_and_cosines(x, valid, positions) for x in values], -2)
     head_outputs = recorded_head_outputs(trace, positions)
     if head_outputs is not None and displacement is not None:
         return output_speeds_and_cosines(
@@ -54,6 +51,15 @@ def head_speeds_and_cosines(
             layer_speeds_and_cosines(updates, attention_displacements(trace, points, displacement, chunk), valid)
         )
     return torch.cat(parts, -2)
+
+
+def mean_lengths_and_cosines(
+    values: Float[Tensor, "2 *b h n"], valid: ValidTokens, positions: list[int] | None
+) -> Float[Tensor, "2 *b h"]:
+    """The means over the tokens at `positions`, or over all tokens, that are valid."""
+    if positions is not None and len(positions) < values.shape[-1]:
+        values = values[..., positions]
+    return torch.stack([masked_mean(x, valid) for x in values])
 
 
 def update_lengths_and_cosines(trace: Trace | Traces, layer: int) -> Float[Tensor, "2 *b h n"]:
