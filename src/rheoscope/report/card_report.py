@@ -1,10 +1,9 @@
 """Run a card or an atlas from the command line: progress, the table in the terminal, and the requested files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.message import Message
-from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.card import card, prepare_texts
 from rheoscope.report.card_blocks import claim_table, pair_lines, skipped_lines, summary_line
 from rheoscope.report.card_media import model_of_media
@@ -56,16 +55,3 @@ def card_page(result: "xarray.Dataset", texts: Sequence[Any] | None = None) -> P
     """A page with the forest plot, whose rows open, the table of intervals and how to read them."""
     title = Message("The card of {model}", model=str(result.attrs.get("model")))
     return add_blocks(Page(title, summary_line(result)), card_blocks(result, texts))
-
-
-def run_atlas(models: Iterable[RunnableModel], files: OutputFiles, explain: bool) -> None:
-    """Read or compute the card of each model, print them side by side, and write the requested files."""
-    terminal, cards = Terminal(console(), [], explain), []
-    for model in models:
-        terminal.print_line(model.view.summary, "dim")
-        with progress_bar(Message("tracing the texts")) as start_task:
-            cards.append(card(model, progress=start_task))
-    result = atlas(cards)
-    terminal.print_block(atlas_table(result))
-    page = add_blocks(Page(Message("The atlas"), ""), atlas_blocks(result))
-    terminal.print_files(write_files({"atlas": result}, page.save if files.wants_page else None, files))

@@ -119,8 +119,9 @@ class Analysis:
     other reports. `shown_with` names the analyses whose results its `words.py` also shows, where they exist. `see_also` names
     the analyses that its errors recommend or that its line of the story reads.
 
-    **Elsewhere** `corpus` is its place in the default set of a corpus run. `colours_cloud`: the cloud of a notebook is coloured
-    by its fields. `classifies_heads`: its field `type` colours maps of heads.
+    **Elsewhere** `corpus` is its place in the default set of a corpus run. `atlas` are the fields that the atlas stores, curves over
+    layers and numbers of heads, and `atlas_settings` the settings with which it computes them. `colours_cloud`: the cloud of a
+    notebook is coloured by its fields. `classifies_heads`: its field `type` colours maps of heads.
 
     `batch(traces, **settings)` analyses many texts at once: some or all of the fields as tensors (text, *dims) on the device of
     the traces. Along `token` they are as long as the longest text, with NaN (−1 for integers) at padding and at tokens that the
@@ -150,6 +151,8 @@ class Analysis:
     shown_with: tuple[str, ...] = ()
     see_also: tuple[str, ...] = ()
     corpus: int | None = None
+    atlas: tuple[str, ...] = ()
+    atlas_settings: Mapping[str, Any] = field(default_factory=dict)
     colours_cloud: bool = False
     classifies_heads: bool = False
 

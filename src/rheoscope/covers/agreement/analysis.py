@@ -284,6 +284,8 @@ AGREEMENT = Analysis(
     report={"draws": 12},
     long_text={"draws": 5, "max_queries": 32},
     batch=batch,
+    atlas=("agreement",),
+    atlas_settings={"draws": 0},
     fields={
         "agreement": Field(
             HEAD_DIMS,

@@ -78,6 +78,7 @@ HEAD_STATISTICS = Analysis(
     ask=head_statistics,
     needs="trace",
     corpus=3,
+    atlas=("entropy", "first_token_weight", "attention_distance", "max_received_share"),
     batch=batch,
     fields={
         "entropy": Field(

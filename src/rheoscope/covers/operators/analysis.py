@@ -229,6 +229,7 @@ OPERATORS = Analysis(
     question="What kind of operator is each head: is it symmetric, does it copy, and how many directions does it use?",
     ask=operators,
     needs="view",
+    atlas=("symmetry", "positive_share", "stable_rank_M", "copying", "alignment"),
     shown_with=("energy", "agreement"),
     report_runs=(ReportRun("operators", 0, options=("raw",)), ReportRun("covers", 10, for_files=True)),
     fields={

@@ -353,6 +353,8 @@ CLUSTERS = Analysis(
     batch=batch,
     needs="trace",
     corpus=1,
+    atlas=("mean_cosine_uncentred", "effective_rank", "intrinsic_dimension", "type_cluster_count"),
+    atlas_settings={"draws": 0},
     colours_cloud=True,
     fields={
         "mean_cosine": Field(

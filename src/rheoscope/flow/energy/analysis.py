@@ -312,6 +312,7 @@ ENERGY = Analysis(
     ask=energy,
     batch=batch,
     needs="trace",
+    atlas=("cosine", "layer_cosine", "dissipation"),
     fields={
         "energy": Field(
             ("layer", "head"),

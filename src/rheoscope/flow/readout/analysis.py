@@ -282,6 +282,7 @@ READOUT = Analysis(
     batch=batch,
     needs="trace",
     corpus=2,
+    atlas=("entropy", "kl"),
     fields={
         "probability": Field(("point",), "probability of the target at this step"),
         "rank": Field(("point",), "rank of the target at this step, 1 for the most likely token"),

@@ -287,6 +287,8 @@ TRAJECTORY = Analysis(
     batch=batch,
     needs="trace",
     corpus=0,
+    atlas=("relative_speed", "attention_share", "head_speed", "head_cosine"),
+    atlas_settings={"draws": 0},
     colours_cloud=True,
     fields={
         "speed": Field(("step", "token"), "‖x_after − x_before‖, the distance by which a half-layer moves the token"),

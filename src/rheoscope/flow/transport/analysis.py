@@ -365,6 +365,11 @@ TRANSPORT = Analysis(
     ask=transport,
     batch=batch,
     needs="trace",
+    atlas=(
+        *("kappa", "identity_share", "toward_own", "toward_next"),
+        *("next_type_share", "next_type_share_mispredicted", EXACT_NULL, "next_token_accuracy"),
+    ),
+    atlas_settings={"draws": 0, "step_draws": 0, "strides": (1,)},
     long_text=_long_text_settings,
     fields=PAIR_FIELDS
     | END_TO_END_FIELDS
