@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -11,9 +12,13 @@ from torch import Tensor
 from rheoscope.running import weight_files
 from rheoscope.running.weight_files import (
     HASH_BLOCK_BYTES,
+    HASH_ROW_BYTES,
+    LARGEST_PLAIN_BYTES,
     check_safetensors,
     check_weights,
+    compressed_bytes,
     fingerprint,
+    hash_matrix,
     move_network,
     parse_device,
     parse_dtype,
@@ -47,17 +52,27 @@ def hash_of_one(x: Tensor, name: str = "x") -> str:
 
 
 def expected_hash(x: Tensor, name: str = "x") -> str:
-    """The slow reference: one thread, one block after the other."""
+    """The slow reference: exact integers, one row after the other."""
     data = x.numpy().tobytes()
-    blocks = [data[start : start + HASH_BLOCK_BYTES] for start in range(0, len(data), HASH_BLOCK_BYTES)]
-    hashed = data if len(blocks) == 1 else b"".join(hashlib.sha256(block).digest() for block in blocks)
-    return hashlib.sha256(f"{name}{tuple(x.shape)}{x.dtype}".encode() + hashed).hexdigest()[:16]
+    if len(data) > LARGEST_PLAIN_BYTES:
+        rows = np.frombuffer(data + bytes(-len(data) % HASH_ROW_BYTES), np.int8).reshape(-1, HASH_ROW_BYTES)
+        products = np.stack([row.astype(np.int64) @ hash_matrix().numpy().astype(np.int64) for row in rows])
+        data = hashlib.sha256(products.astype(np.int32).tobytes()).digest()
+    return hashlib.sha256(f"{name}{tuple(x.shape)}{x.dtype}".encode() + data).hexdigest()[:16]
 
 
 @pytest.mark.parametrize(
-    "numbers", [1, HASH_BLOCK_BYTES // 4, HASH_BLOCK_BYTES // 4 + 1, 3 * HASH_BLOCK_BYTES // 4 - 5]
+    "numbers",
+    [
+        1,
+        LARGEST_PLAIN_BYTES // 4,
+        LARGEST_PLAIN_BYTES // 4 + 1,
+        HASH_BLOCK_BYTES // 4,
+        HASH_BLOCK_BYTES // 4 + 1,
+        3 * HASH_BLOCK_BYTES // 4 - 5,
+    ],
 )
-def test_long_weight_is_hashed_in_blocks(numbers: int) -> None:
+def test_long_weight_is_compressed_before_it_is_hashed(numbers: int) -> None:
     x = torch.arange(numbers, dtype=torch.float32)
     assert hash_of_one(x) == expected_hash(x)
     other = x.clone()
@@ -67,6 +82,23 @@ def test_long_weight_is_hashed_in_blocks(numbers: int) -> None:
         [x[HASH_BLOCK_BYTES // 4 : HASH_BLOCK_BYTES // 2], x[: HASH_BLOCK_BYTES // 4], x[HASH_BLOCK_BYTES // 2 :]]
     )
     assert (hash_of_one(swapped) == hash_of_one(x)) == torch.equal(swapped, x)
+
+
+@pytest.mark.parametrize("value", [0, 127, -128])
+def test_extreme_bytes_are_summed_exactly(value: int) -> None:
+    x = torch.full((2 * LARGEST_PLAIN_BYTES,), value, dtype=torch.int8)
+    assert hash_of_one(x) == expected_hash(x)
+
+
+def test_one_changed_bit_changes_the_compressed_bytes() -> None:
+    data = np.random.default_rng(0).integers(0, 256, HASH_ROW_BYTES * 2 + 5, dtype=np.uint8)
+    compressed = {compressed_bytes(data)}
+    for place in range(0, len(data), 251):
+        for bit in range(8):
+            changed = data.copy()
+            changed[place] ^= 1 << bit
+            compressed.add(compressed_bytes(changed))
+    assert len(compressed) == 1 + 8 * len(range(0, len(data), 251))
 
 
 def test_tied_weight_has_the_hash_of_its_copy() -> None:
