@@ -1,6 +1,7 @@
 """Entries of the atlas: the card of a model, curves over its layers and numbers of its heads, stored as small files."""
 
 import json
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def test_curves_are_means_of_the_analyses_of_single_texts() -> None:
     assert np.allclose(curve.sd, speeds.std(0, ddof=1), rtol=1e-3)
     assert set(curve.n) == {len(TEXTS)}
     assert np.allclose(entry("llama").heads["trajectory.head_speed"], head_speeds.ravel(), rtol=1e-4)
+
+
+def test_attention_on_massive_tokens_is_a_mean_over_the_texts_that_have_some() -> None:
+    long_token = deepcopy(network("llama"))
+    long_token.get_input_embeddings().weight.data[5] *= 100
+    texts = [[5, *TEXTS[0]], [token for token in TEXTS[1] if token != 5], [*TEXTS[2], 5]]
+    batch = rs.load(long_token).trace(texts)
+    curves, _ = layer_tables([batch], [batch])
+    sinks = curves[curves.field == "massive_tokens.sink_mass"]
+    results = [rs.massive_tokens(trace) for trace in batch]
+    expected = np.mean([result.sink_mass.mean("token").values for result in results if result.sizes["token"]], axis=0)
+    assert set(sinks.n) == {2}
+    assert np.allclose(sinks["mean"], expected)
 
 
 def test_depth_runs_from_the_embedding_to_the_last_layer() -> None:

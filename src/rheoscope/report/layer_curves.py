@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rheoscope.catalogue import analysis_by_name, analysis_names
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
@@ -85,40 +87,38 @@ def fields_over_texts(declaration: Analysis, batches: Sequence[Traces]) -> "dict
             results = [declaration.ask(batches[0].view, **declaration.atlas_settings)]
             return {name: results[0][name].expand_dims(TEXT) for name in declaration.atlas if name in results[0]}
         first = declaration.ask(batches[0][0], **declaration.atlas_settings)
-        values = [batch_fields(declaration, traces) for traces in batches]
+        names = [name for name in declaration.atlas if name in first]
+        values = [batch_fields(declaration, names, traces) for traces in batches]
     except RheoscopeError:
         return {}
     fields = {}
-    for name in declaration.atlas:
-        if all(name in batch for batch in values):
-            joined = xr.concat([batch[name] for batch in values], TEXT)
-            labels = {dim: first.coords[dim] for dim in joined.dims if dim in first.coords}
-            fields[name] = joined.assign_coords(labels)
+    for name in names:
+        joined = xr.concat([batch[name] for batch in values], TEXT)
+        fields[name] = joined.assign_coords({dim: first.coords[dim] for dim in joined.dims if dim in first.coords})
     return fields
 
 
-def batch_fields(declaration: Analysis, traces: Traces) -> "dict[str, xarray.DataArray]":
-    """The fields of a batch of texts: all texts at once where the analysis has a batch kernel for every field."""
+def batch_fields(declaration: Analysis, names: Sequence[str], traces: Traces) -> "dict[str, xarray.DataArray]":
+    """These fields for a batch of texts: all texts at once where the analysis has a batch kernel for every field."""
     import xarray as xr
 
-    settings = declaration.atlas_settings
-    if declaration.batch is not None and set(settings) <= set(inspect.signature(declaration.batch).parameters):
-        values = declaration.batch(traces, **settings)
+    settings, batch = declaration.atlas_settings, declaration.batch
+    has_settings = batch is not None and set(settings) <= set(inspect.signature(batch).parameters)
+    values = batch(traces, **settings) if batch is not None and has_settings else {}
+    if set(names) <= set(values):
         arrays = {
             name: xr.DataArray(
                 values[name].detach().cpu().double().numpy(), dims=(TEXT, *declaration.fields[name].dims)
             )
-            for name in declaration.atlas
-            if name in values
+            for name in names
         }
-    else:
-        results = [declaration.ask(trace, **settings) for trace in traces]
-        arrays = {
-            name: xr.concat([mean_over_tokens(result[name]).drop_vars(result[name].coords) for result in results], TEXT)
-            for name in declaration.atlas
-            if name in results[0]
-        }
-    return {name: mean_over_tokens(x) for name, x in arrays.items()}
+        return {name: mean_over_tokens(x) for name, x in arrays.items()}
+    results = [declaration.ask(trace, **settings) for trace in traces]
+    per_text = {name: [mean_over_tokens(result[name]) for result in results] for name in names}
+    return {
+        name: xr.DataArray(np.stack([x.values for x in fields]), dims=(TEXT, *fields[0].dims))
+        for name, fields in per_text.items()
+    }
 
 
 def mean_over_tokens(x: "xarray.DataArray") -> "xarray.DataArray":

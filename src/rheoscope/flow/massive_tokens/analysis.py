@@ -129,7 +129,7 @@ MASSIVE_TOKENS = Analysis(
     ask=massive_tokens,
     batch=batch,
     needs="trace",
-    atlas=("max_relative_norm",),
+    atlas=("max_relative_norm", "sink_mass"),
     fields={
         "relative_norm": Field(
             ("point", "token"), "‖x‖ of the massive token divided by the median norm of all tokens at the same step"
