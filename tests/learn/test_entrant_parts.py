@@ -24,6 +24,17 @@ from tests.learn.cases import LENGTH, LETTERS, config, recipe, task_for
 from tests.learn.test_packed_model import train_steps
 
 F64 = torch.float64
+
+
+def apply_outcome(**choices: str) -> str:
+    """The refusal of a combination, or an empty string."""
+    try:
+        EntrantParts(**choices).apply_to(config(depth=2))
+    except RheoscopeError as error:
+        return str(error)
+    return ""
+
+
 PROJECTIONS_BY_VALUES = [
     EntrantParts(projection=projection, values=values, scale=scale, diagonal=diagonal).name or BASELINE
     for (projection, values), (scale, diagonal) in zip(
@@ -33,7 +44,13 @@ PROJECTIONS_BY_VALUES = [
     )
 ]
 """Every projection with every choice of values, each pair with one choice of scale and diagonal."""
-BATTERY = list(dict.fromkeys([*map(canonical_name, FACTORIAL), *PROJECTIONS_BY_VALUES]))
+BRANCHES_BY_PLACEMENT = [
+    canonical_name(EntrantParts(branches=branches, placement=placement).name or "projection=untied")
+    for branches, placement in product(PARTS["branches"], PARTS["placement"])
+    if not apply_outcome(branches=branches, placement=placement)
+]
+"""Every kind of branch with every placement of norms that it combines with."""
+BATTERY = list(dict.fromkeys([*map(canonical_name, FACTORIAL), *PROJECTIONS_BY_VALUES, *BRANCHES_BY_PLACEMENT]))
 
 
 @cache
@@ -192,15 +209,6 @@ def test_every_pair_of_values_is_valid_or_refused_in_one_line() -> None:
     ]
     assert not any("\n" in outcome for outcome in outcomes)
     assert outcomes.count("") > len(outcomes) / 2
-
-
-def apply_outcome(**choices: str) -> str:
-    """The refusal of a combination, or an empty string."""
-    try:
-        EntrantParts(**choices).apply_to(config(depth=2))
-    except RheoscopeError as error:
-        return str(error)
-    return ""
 
 
 def test_a_race_that_was_stored_with_fewer_fields_is_continued(tmp_path: Path) -> None:

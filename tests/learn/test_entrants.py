@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 from torch.utils.flop_counter import FlopCounterMode
 
 from rheoscope.learn.entrants import (
@@ -14,12 +15,14 @@ from rheoscope.learn.entrants import (
     flops_per_token,
     match_ffn_width,
     n_parameters,
+    penalty_sweeps,
 )
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.packed_model import PackedModel
+from rheoscope.learn.race_plan import Race
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
-from tests.learn.cases import LENGTH, LETTERS, config
+from tests.learn.cases import LENGTH, LETTERS, config, recipe
 
 
 def model_inputs(form: str) -> tuple[torch.Tensor, ...]:
@@ -44,10 +47,14 @@ def test_every_entrant_packs_and_shares_the_initial_weights_of_the_baseline(name
     parameters = dict(models[0].named_parameters())
     reinitialised = ("attention.read.weight", "attention.write.weight") if name.endswith("start") else ()
     shared = [
-        key for key in baseline if baseline[key].shape == parameters[key].shape and not key.endswith(reinitialised)
+        key
+        for key in baseline.keys() & parameters.keys()  # a post-norm model has no last norm
+        if baseline[key].shape == parameters[key].shape and not key.endswith(reinitialised)
     ]
     assert len(shared) >= 4
-    assert all(torch.equal(baseline[key], parameters[key]) for key in shared)
+    assert all(torch.equal(baseline[key], parameters[key]) for key in shared if name != "deepnet")
+    if name == "deepnet":  # the same draws at other scales
+        assert all(cosine_similarity(baseline[key].flatten(), parameters[key].flatten(), 0) > 0.9 for key in shared)
     packed, inputs = PackedModel(models), model_inputs(form)
     inputs_by_seed = zip(*(part.chunk(2) for part in inputs), strict=True)
     expected, logits = (
@@ -144,3 +151,32 @@ def test_unknown_entrants_are_refused() -> None:
         entrant_config("metric:colour", config())
     with pytest.raises(RheoscopeError, match="without an FFN is already larger"):
         match_ffn_width(config(width=64, heads=2), config(width=8, heads=2), n_parameters)
+
+
+def test_an_entrant_may_have_penalties_and_training_settings_of_its_own() -> None:
+    name = "projection=tied,branches=layerscale+residual_ffn=0.5+weight_decay=0.3+clip=0.25"
+    base = recipe()
+    pack = Race(base, (name,), 2).packs()[-1]
+    assert pack.entrant == name
+    assert (pack.recipe.penalty, pack.recipe.weight_decay, pack.recipe.clip) == ({"residual_ffn": 0.5}, 0.3, 0.25)
+    baseline = Race(base, (name,), 2).packs()[0]
+    assert (baseline.recipe.penalty, baseline.recipe.weight_decay, baseline.recipe.clip) == ({}, 0.1, 1.0)
+
+
+def test_a_training_setting_is_no_point_of_a_sweep() -> None:
+    names = ["untied+residual=1", "untied+residual=2", "untied+weight_decay=1", "untied+residual=3+clip=2"]
+    assert penalty_sweeps(names) == {"residual": [(1.0, "untied+residual=1"), (2.0, "untied+residual=2")]}
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ("decay=0.3", "an entrant is followed by one of asymmetry, residual, .*, weight_decay, clip, got 'decay=0.3'"),
+        ("clip", "a term after an entrant has the form NAME=NUMBER, got 'clip'"),
+        ("clip=-1", "clip must be between 1e-09 and 1e"),
+    ],
+)
+def test_unknown_terms_are_refused_in_one_line(term: str, message: str) -> None:
+    with pytest.raises(RheoscopeError, match=message) as error:
+        Race(recipe(), (f"untied+{term}",), 2).packs()
+    assert "\n" not in str(error.value)

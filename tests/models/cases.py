@@ -44,6 +44,8 @@ CASES: dict[str, Config] = {
     "own_emf": tiny(norm="none", position="learned", ffn="gelu", projection="full", options={"scale": 1.0}),
     "own_branch": tiny(norm="layer", position="learned", bias=True, branch=0.4),
     "own_branch_post": tiny(placement="post", branch=0.6, position="none", kv_heads=1),
+    "own_layerscale": tiny(branch_gain="vector", attenuation=0.5, bias=True),
+    "own_peri": tiny(placement="peri", branch=0.4, bias=True, kv_heads=2),
     "own_metric": tiny(mechanism="metric", options={"sigma": 2.0}),
     "own_mahalanobis": tiny(mechanism="mahalanobis", position="learned", norm="layer", bias=True),
     "own_bilinear": tiny(mechanism="bilinear", position="alibi", kv_heads=2),

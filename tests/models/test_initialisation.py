@@ -20,10 +20,10 @@ def test_every_start_is_a_choice_of_the_config() -> None:
 
 
 @pytest.mark.parametrize("start", list(INITIALISERS))
-def test_a_start_changes_only_attention(start: str) -> None:
+def test_a_start_changes_only_attention_and_that_of_deepnet_the_ffn(start: str) -> None:
     network, plain = (initial_network(config("untied", start=name), 2) for name in (start, "usual"))
     for (name, parameter), plain_parameter in zip(network.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(parameter, plain_parameter) or "attention" in name
+        assert torch.equal(parameter, plain_parameter) or "attention" in name or (start == "deepnet" and "ffn" in name)
 
 
 def test_a_symmetric_start_is_tied_at_step_0_and_not_later() -> None:

@@ -15,6 +15,7 @@ from rheoscope.messages.message import Message, join
 from rheoscope.models.config import Config
 from rheoscope.models.initialisation import check_start
 from rheoscope.models.projections import PROJECTIONS
+from rheoscope.models.residual_branches import deepnet_residual
 from rheoscope.shapes import RheoscopeError
 
 ConfigChanges = Callable[[Config], dict[str, Any]]
@@ -47,6 +48,12 @@ def scaled_branches(config: Config) -> dict[str, Any]:
     All branches together then move a token as far as a single unscaled branch.
     """
     return {"branch": (2 * config.depth) ** -0.5}
+
+
+def deepnet(config: Config) -> dict[str, Any]:
+    """norm(α x + f(x)) with α = (2 depth)^¼, as norm(x + f(x)/α) in units of the residual path."""
+    alpha = deepnet_residual(config)
+    return {"placement": "post", "branch": 1 / alpha, "eps": config.eps / alpha**2, "start": "deepnet"}
 
 
 PARTS: dict[str, dict[str, PartValue]] = {
@@ -154,6 +161,32 @@ PARTS: dict[str, dict[str, PartValue]] = {
             Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"),
             scaled_branches,
         ),
+        "layerscale": PartValue(
+            Message("outputs of attention and FFN are multiplied by a learned vector that starts at .1"),
+            set_fields(branch_gain="vector"),
+        ),
+        "rezero": PartValue(
+            Message("outputs of attention and FFN are multiplied by a learned number that starts at 0"),
+            set_fields(branch_gain="number"),
+        ),
+        "deepnet": PartValue(
+            Message("post-norm with a residual path multiplied by (2 depth)^¼, and smaller initial weights"), deepnet
+        ),
+        "attenuated": PartValue(
+            Message("the residual path around the attention at three quarters of the depth is multiplied by ½"),
+            set_fields(attenuation=0.5),
+        ),
+        "warmup": PartValue(
+            Message("updates grow from 0 to their full size in the first half of the training, early layers first"),
+            set_fields(branch_warmup=0.5),
+        ),
+    },
+    "placement": {
+        "pre": PartValue(Message("norms before attention and FFN"), set_fields()),
+        "post": PartValue(
+            Message("norms after the sums of the stream, none before attention and FFN"), set_fields(placement="post")
+        ),
+        "peri": PartValue(Message("norms before and after attention and FFN"), set_fields(placement="peri")),
     },
     "embedding": {
         "plain": PartValue(Message("embeddings enter the residual stream unchanged"), set_fields()),
@@ -184,6 +217,7 @@ class EntrantParts:
     score: str = "dot"
     start: str = "usual"
     branches: str = "plain"
+    placement: str = "pre"
     embedding: str = "plain"
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@
     metric:parameters               with an FFN width that matches the parameter count of the recipe's own model
     metric:flops                    with an FFN width that matches its FLOPs per token
     metric+residual=0.1             with a penalty added to its loss
+    metric+weight_decay=0.3         with a setting of training of its own: weight_decay or clip
 
 All entrants are compared with the baseline, `untied`.
 """
@@ -24,6 +25,7 @@ from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
 from rheoscope.models.own_attention import OWN_ATTENTION, OwnAttention
+from rheoscope.models.penalty import PENALTIES
 from rheoscope.models.position_modules import POSITION_ENCODINGS, PositionEncoding
 from rheoscope.models.transformer import make_architecture, parameter_count
 from rheoscope.shapes import RheoscopeError
@@ -111,6 +113,30 @@ ENTRANTS: dict[str, Entrant] = {
         Message("outputs of attention and FFN are multiplied by 1/√(2 depth): initial updates are small"),
         EntrantParts(branches="scaled"),
     ),
+    "layerscale": Entrant(
+        Message("outputs of attention and FFN are multiplied by a learned vector that starts at .1"),
+        EntrantParts(branches="layerscale"),
+    ),
+    "rezero": Entrant(
+        Message("outputs of attention and FFN are multiplied by a learned number that starts at 0"),
+        EntrantParts(branches="rezero"),
+    ),
+    "deepnet": Entrant(
+        Message("post-norm with a residual path multiplied by (2 depth)^¼, and smaller initial weights"),
+        EntrantParts(branches="deepnet"),
+    ),
+    "attenuated": Entrant(
+        Message("the residual path around the attention at three quarters of the depth is multiplied by ½"),
+        EntrantParts(branches="attenuated"),
+    ),
+    "branch_warmup": Entrant(
+        Message("updates grow from 0 to their full size in the first half of the training, early layers first"),
+        EntrantParts(branches="warmup"),
+    ),
+    "post_norm": Entrant(
+        Message("norms after the sums of the stream, none before attention and FFN"), EntrantParts(placement="post")
+    ),
+    "peri_norm": Entrant(Message("norms before and after attention and FFN"), EntrantParts(placement="peri")),
     "scaled_embedding": Entrant(
         Message("embeddings are multiplied by √width: initial updates are small in comparison"),
         EntrantParts(embedding="scaled"),
@@ -127,8 +153,12 @@ SHORT_NAMES = {entrant.parts: name for name, entrant in ENTRANTS.items()}
 """The short names of the combinations that have one."""
 
 
+TRAINING_SETTINGS = ("weight_decay", "clip")
+"""Settings of a recipe that an entrant may have for itself."""
+
+
 def base_entrant(name: str) -> str:
-    """The name of an entrant without its penalties and its size measure.
+    """The name of an entrant without its penalties, its training settings and its size measure.
 
     >>> base_entrant("metric:flops"), base_entrant("untied+asymmetry=0.1")
     ('metric', 'untied')
@@ -208,23 +238,52 @@ def entrant_configs(names: Sequence[str], config: Config, n_tokens: int | None =
     return {name: entrant_config(name, config, n_tokens) for name in unique_names}
 
 
+def parse_terms(name: str) -> dict[str, float]:
+    """The penalties and training settings after an entrant, with their numbers.
+
+    >>> parse_terms("untied+asymmetry=0.1+weight_decay=0.3"), parse_terms("tied")
+    ({'asymmetry': 0.1, 'weight_decay': 0.3}, {})
+    """
+    numbers = {}
+    for term in name.split("+")[1:]:
+        term_name, _, number = term.partition("=")
+        if term_name not in (*PENALTIES, *TRAINING_SETTINGS):
+            raise RheoscopeError(
+                Message(
+                    "an entrant is followed by one of {names}, got {term!r}",
+                    names=", ".join((*PENALTIES, *TRAINING_SETTINGS)),
+                    term=term,
+                ),
+                TERM_EXAMPLE,
+            )
+        try:
+            numbers[term_name] = float(number)
+        except ValueError as error:
+            raise RheoscopeError(
+                Message("a term after an entrant has the form NAME=NUMBER, got {term!r}", term=term), TERM_EXAMPLE
+            ) from error
+    return numbers
+
+
+TERM_EXAMPLE = Advice('"untied+asymmetry=0.1"', "--mechanisms untied+asymmetry=0.1")
+
+
 def parse_penalties(name: str) -> dict[str, float]:
     """The penalties that an entrant adds to its loss, with their strengths.
 
-    >>> parse_penalties("untied+asymmetry=0.1"), parse_penalties("tied")
+    >>> parse_penalties("untied+asymmetry=0.1+clip=0.5"), parse_penalties("tied")
     ({'asymmetry': 0.1}, {})
     """
-    strengths = {}
-    for term in name.split("+")[1:]:
-        penalty, _, strength = term.partition("=")
-        try:
-            strengths[penalty] = float(strength)
-        except ValueError as error:
-            raise RheoscopeError(
-                Message("a penalty has the form NAME=NUMBER, got {penalty!r}", penalty=term),
-                Advice('"untied+asymmetry=0.1"', "--mechanisms untied+asymmetry=0.1"),
-            ) from error
-    return strengths
+    return {term: number for term, number in parse_terms(name).items() if term in PENALTIES}
+
+
+def parse_training_settings(name: str) -> dict[str, float]:
+    """The training settings that an entrant has for itself.
+
+    >>> parse_training_settings("untied+asymmetry=0.1+clip=0.5")
+    {'clip': 0.5}
+    """
+    return {term: number for term, number in parse_terms(name).items() if term in TRAINING_SETTINGS}
 
 
 def penalty_sweeps(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
@@ -235,8 +294,8 @@ def penalty_sweeps(names: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
     """
     sweeps: dict[str, list[tuple[float, str]]] = {}
     for name in (name for name in names if name.partition("+")[0] == BASELINE):
-        nonzero = [(penalty, strength) for penalty, strength in parse_penalties(name).items() if strength > 0]
-        if len(nonzero) == 1:
+        nonzero = [(term, number) for term, number in parse_terms(name).items() if number > 0]
+        if len(nonzero) == 1 and nonzero[0][0] in PENALTIES:
             penalty, strength = nonzero[0]
             sweeps.setdefault(penalty, []).append((strength, name))
     return {penalty: sorted(points) for penalty, points in sweeps.items() if len(points) > 1}

@@ -19,6 +19,7 @@ from rheoscope.models.cuda_graph_steps import Recorder
 from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimisers, set_rate
 from rheoscope.models.penalty import PenaltyTerm
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.task import Batch, Task, autocast, seed_generators, with_hidden_states
 from rheoscope.models.train import MicroBatch
 from rheoscope.models.training_state import optimiser_tensors, restore_optimisers
@@ -124,6 +125,8 @@ class Learner:
         if recipe.config.dropout or recipe.config.attention_dropout:
             seed_generators((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
         set_rate(self.optimisers, learning_rate(recipe, step))
+        if recipe.config.branch_warmup:
+            set_branch_warmup(self.model, (step + 1) / recipe.steps)
         return self.recorder(lambda *inputs: self._device_step(recipe, *inputs), *batch, token_counts)
 
     def _device_step(self, recipe: Recipe, x: Tensor, y: Tensor, token_counts: Float[Tensor, " seeds"]) -> SeedLosses:

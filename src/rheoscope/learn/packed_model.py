@@ -26,10 +26,12 @@ from rheoscope.attention.position import NoPosition
 from rheoscope.attention.position_bias import ALiBi
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
+from rheoscope.models.linear_maps import Embedding, Linear
 from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import LearnedTable, PositionEncoding
 from rheoscope.models.projections import SymmetricSkew, TiedPositional
-from rheoscope.models.transformer import Embedding, Linear, Transformer, Translator, make_architecture
+from rheoscope.models.residual_branches import BranchGain
+from rheoscope.models.transformer import Transformer, Translator, make_architecture
 from rheoscope.shapes import RheoscopeError
 
 Cloud = Float[Tensor, "sb n d"]
@@ -92,7 +94,7 @@ class PackedModel(nn.Module):
     def points(self, *inputs: Tensor, hidden_states: list[Tensor] | None = None) -> Cloud:
         """The points before unembedding.
 
-        `hidden_states` is filled with the points before every layer and after the last.
+        `hidden_states` is filled with the embedded points and the points after every half-layer.
         """
         body_points: Callable[..., Tensor] = self.body.points
         return body_points(*inputs) if hidden_states is None else body_points(*inputs, hidden_states=hidden_states)
@@ -115,6 +117,9 @@ class PackedModel(nn.Module):
         packed_parameters = dict(self.body.named_parameters(remove_duplicate=False))
         for name, parameter in model.named_parameters():
             parameter.copy_(packed_parameters[name][index])
+        packed_buffers = dict(self.body.named_buffers())
+        for name, buffer in model.named_buffers():
+            buffer.copy_(packed_buffers[name])
         return model
 
 
@@ -186,6 +191,17 @@ class PackedLayerNorm(nn.LayerNorm):
         return y if self.bias is None else combine_per_seed(self.bias, y, torch.add)
 
 
+class PackedGain(nn.Module):
+    """Updates times the learned gain of each seed."""
+
+    def __init__(self, module: BranchGain, pack_parameter: PackParameter) -> None:
+        super().__init__()
+        self.gain = pack_parameter(module.gain)
+
+    def forward(self, update: Cloud) -> Cloud:
+        return combine_per_seed(self.gain, update, torch.mul)
+
+
 class PackedTable(PositionEncoding):
     """x_i + table_s[i] with a learned table per seed."""
 
@@ -198,8 +214,10 @@ class PackedTable(PositionEncoding):
         return (x_per_seed + self.table[:, None, positions].to(x.dtype)).flatten(0, 1)
 
 
-def combine_per_seed(seed_rows: Float[Tensor, "s d"], x: Cloud, operation: Callable[[Tensor, Tensor], Tensor]) -> Cloud:
-    """Combine a row per seed with all tokens of that seed."""
+def combine_per_seed(
+    seed_rows: Float[Tensor, "s #d"], x: Cloud, operation: Callable[[Tensor, Tensor], Tensor]
+) -> Cloud:
+    """Combine a row or a number per seed with all tokens of that seed."""
     return operation(x.view(len(seed_rows), -1, x.shape[-1]), seed_rows[:, None]).view_as(x)
 
 
@@ -316,6 +334,7 @@ PACKED_FORMS: dict[type[nn.Module], Callable[[Any, PackParameter], nn.Module]] =
     Embedding: PackedEmbedding,
     nn.RMSNorm: PackedRMSNorm,
     nn.LayerNorm: PackedLayerNorm,
+    BranchGain: PackedGain,
     LearnedTable: PackedTable,
     Attention: pack_attention,
     TiedPositional: stack_parameters,

@@ -12,6 +12,7 @@ from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
+from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.transformer import Transformer, Translator, make_architecture
 from rheoscope.shapes import RheoscopeError
 
@@ -77,4 +78,5 @@ def load_race_model(race_folder: Path, entrant: str, seed: int, rate: float | No
             if single_weights is None
             else single_weights
         )
+    set_branch_warmup(model, step / settings["recipe"]["steps"])
     return model.eval()

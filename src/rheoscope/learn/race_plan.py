@@ -12,7 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.learn import race_files
-from rheoscope.learn.entrants import canonical_name, entrant_configs, flops_per_token, n_parameters, parse_penalties
+from rheoscope.learn.entrants import (
+    canonical_name,
+    entrant_configs,
+    flops_per_token,
+    n_parameters,
+    parse_penalties,
+    parse_training_settings,
+)
 from rheoscope.learn.own_entrants import FINGERPRINTS
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
@@ -64,8 +71,10 @@ class Race:
         return tuple(range(self.first_seed, self.first_seed + self.seeds))
 
     def entrant_recipe(self, entrant: str, config: Config, rate: float) -> Recipe:
-        """The recipe of an entrant: the common one with its own model, rate and penalties."""
-        return replace(self.recipe, config=config, rate=rate, penalty=self.recipe.penalty | parse_penalties(entrant))
+        """The recipe of an entrant: the common one with its own model, rate, penalties and training settings."""
+        penalties = self.recipe.penalty | parse_penalties(entrant)
+        own_settings: dict[str, Any] = parse_training_settings(entrant)
+        return replace(self.recipe, config=config, rate=rate, penalty=penalties, **own_settings)
 
     def evaluation_steps(self) -> list[int]:
         """The steps at which all entrants are evaluated: the start, every `evaluate_every` steps, and the end."""

@@ -3,7 +3,7 @@
 A Translator is described as two stacks that cross attention links. The matrices of a head are:
 
 W_Q, W_K, W_V    the images of the axes under the projection
-W_O, b_O         the output projection, multiplied by `branch`
+W_O, b_O         the output projection, multiplied by the factor of updates and by a learned gain
 mechanism        the mechanism of the module, with its mask and with the position encoding that acts on pairs of tokens
 """
 
@@ -19,6 +19,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.projection import Factors, separate_projections
+from rheoscope.models.residual_branches import BranchGain
 from rheoscope.models.trained_model import NativeTransformer, NativeTranslator
 from rheoscope.models.transformer import (
     Block,
@@ -117,16 +118,30 @@ def layer_taps(blocks: list[Any], config: Config, has_cross: bool) -> tuple[tupl
             (*taps[:2], *_cross_taps(i, blocks[i]), *taps[2:]) if has_cross else taps for i, taps in enumerate(layers)
         )
     middle_norm = "norm_cross" if has_cross else "norm_ffn"
-    half_layers = pre_norm_taps(blocks, middle_norm, "attention", config.branch)
+    half_layers = [
+        (replace(middle, writer=branch_writer(block, "attention"), writer_scale=block.update_scale), end)
+        for block, (middle, end) in zip(blocks, pre_norm_taps(blocks, middle_norm, "attention"), strict=True)
+    ]
     return tuple(
         (taps[0], *_cross_taps(i, blocks[i]), taps[1]) if has_cross else taps for i, taps in enumerate(half_layers)
     )
 
 
+def branch_writer(block: Any, name: str) -> nn.Module:
+    """The last module of a branch: its end, or the sublayer itself if the end does nothing."""
+    end: nn.Module = getattr(block, f"end_{name}")
+    sublayer: nn.Module = getattr(block, name)
+    return sublayer if isinstance(end, nn.Identity) else end
+
+
 def _cross_taps(layer: int, block: Any) -> tuple[Tap, ...]:
     cross_step = Step(layer, "resid_cross")
     if block.is_pre_norm:
-        return (Tap(cross_step, block.norm_ffn, "in", writer=block.cross, writer_scale=block.branch),)
+        return (
+            Tap(
+                cross_step, block.norm_ffn, "in", writer=branch_writer(block, "cross"), writer_scale=block.update_scale
+            ),
+        )
     return Tap(Step(layer, "cross_sum"), block.norm_cross, "in"), Tap(cross_step, block.norm_cross, "out")
 
 
@@ -138,7 +153,9 @@ def self_attention_heads(block: Any, stack: Any) -> Heads:
             Message("{name} comes from a file and has no description as M and F", name=stack.config.attention)
         )
     factors, mechanism = attention.projection.factors(attention.read), mechanism_with_position(attention, stack)
-    result = _build_heads(block, attention.write, factors, mechanism, attention.project, block.norm_attention)
+    result = _build_heads(
+        block, attention.write, factors, mechanism, attention.project, block.norm_attention, block.end_attention
+    )
     is_gated = attention.gate(factors[0][0].new_zeros(1, 1, stack.config.width)) is not None
     return replace(result, gate=partial(head_gates, attention, result.norm)) if is_gated else result
 
@@ -164,6 +181,7 @@ def cross_attention_heads(block: Any) -> Heads:
         cross.mechanism.current_mechanism(),
         partial(project_cross, cross),
         block.norm_cross,
+        block.end_cross,
     )
 
 
@@ -186,23 +204,33 @@ def per_head_factors(linear: nn.Linear, *shapes: tuple[int, int]) -> Factors:
 
 
 def _build_heads(
-    block: Any, output_map: nn.Linear, factors: Factors, mechanism: Mechanism, project: Project, norm: nn.Module
+    block: Any,
+    output_map: nn.Linear,
+    factors: Factors,
+    mechanism: Mechanism,
+    project: Project,
+    norm: nn.Module,
+    end: nn.Module,
 ) -> Heads:
-    """Assemble Heads from their parts. `branch` is folded into W_O and b_O."""
+    """Assemble Heads from their parts. The factors of updates are folded into W_O and b_O, or into a norm behind them."""
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = factors
+    output_norm = scaled_norm(end, block.update_scale) if isinstance(end, nn.RMSNorm) else None
+    gain = end.gain.detach() if isinstance(end, BranchGain) else None
+    scale = 1.0 if output_norm else block.update_scale
     return Heads(
         W_Q,
         W_K,
         W_V,
-        _scaled(output_map.weight.T.unflatten(0, (len(W_Q), -1)), block.branch),
+        _scaled(output_map.weight.T.unflatten(0, (len(W_Q), -1)), scale, gain),
         score_scale(mechanism, W_Q),
         mechanism,
         project,
         b_Q,
         b_K,
         b_V,
-        None if output_map.bias is None else _scaled(output_map.bias, block.branch),
+        None if output_map.bias is None else _scaled(output_map.bias, scale, gain),
         as_norm(norm) if block.is_pre_norm else Norm(),
+        output_norm=output_norm,
     )
 
 
@@ -225,14 +253,22 @@ def as_norm(module: Any) -> Norm:
     return Norm(module, module.weight, None, module.eps) if isinstance(module, nn.RMSNorm) else Norm()
 
 
+def scaled_norm(module: nn.RMSNorm, scale: float) -> Norm:
+    """The norm at the end of a branch, times the constant of its updates."""
+    if scale == 1:
+        return as_norm(module)
+    return Norm(lambda update: scale * module(update), _scaled(module.weight, scale), None, module.eps)
+
+
 def mlp_update(block: Block, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     """The update that the FFN of a block adds to every token."""
     u = block.norm_ffn(x) if block.is_pre_norm else x
-    return block.branch * block.ffn(u.reshape(1, -1, u.shape[-1])).reshape(x.shape)
+    return block.update_scale * block.end_ffn(block.ffn(u.reshape(1, -1, u.shape[-1]))).reshape(x.shape)
 
 
-def _scaled(W: Tensor, factor: float) -> Tensor:
-    return W if factor == 1 else factor * W.detach()  # a factor of 1 keeps the module's own tensor
+def _scaled(W: Tensor, scale: float, gain: Float[Tensor, " #d"] | None = None) -> Tensor:
+    scaled = W if scale == 1 else scale * W.detach()  # without factors, the module's own tensor
+    return scaled if gain is None else scaled.detach() * gain
 
 
 def _backend_tokenizer(tokenizer: Any) -> Any:

@@ -253,8 +253,10 @@ def load_weights(network: nn.Module, directory: str | Path, progress: Progress |
 
 
 def parameters_by_name(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter by name. A tied parameter appears only under its first name."""
-    return dict(network.named_parameters())
+    """Every parameter and every stored buffer by name. A tied parameter appears only under its first name."""
+    stored_names = network.state_dict().keys()
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in stored_names}
+    return dict(network.named_parameters()) | buffers
 
 
 def _check_fit(file: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -18,14 +18,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "form": ("decoder", "encoder", "encoder-decoder"),
     "position": ("rotary", "learned", "sinusoidal", "alibi", "buckets", "none"),
     "norm": ("rms", "layer", "none"),
-    "placement": ("pre", "post"),
+    "placement": ("pre", "post", "peri"),
     "ffn": ("swiglu", "gelu", "relu"),
     "projection": (
         "untied", "tied", "tied_positional", "symmetric_skew", "psd_skew", "isometric", "isometric_tied", "identity",
         "identity_queries", "gated", "full",
     ),
     "values": ("free", "isometric", "shared"),
-    "start": ("usual", "symmetric", "mimetic"),
+    "start": ("usual", "symmetric", "mimetic", "deepnet"),
+    "branch_gain": ("none", "vector", "number"),
 }  # fmt: skip
 
 TOKENS_AS_KEYS = ("full",)
@@ -72,6 +73,8 @@ FIELD_RULES: dict[str, FieldRule] = {
         (lambda value: _is_number(value) and 0 <= value < 1, Message("a number from 0 to below 1"), 0.1),
     ),
     "branch": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1.0),
+    "attenuation": (lambda value: _is_number(value) and 0 < value <= 1, Message("a number above 0 and up to 1"), 0.5),
+    "branch_warmup": (lambda value: _is_number(value) and 0 <= value < 1, Message("a number from 0 to below 1"), 0.5),
     "eps": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1e-5),
     "base": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 10000.0),
     "options": (_is_json_dict, Message("a dict of values that JSON can hold"), {}),
@@ -102,7 +105,11 @@ class Config:
     - `diagonal=False` lets only the first token attend to itself.
     - `attention` names a module of a user in the place of self-attention (`own_attention.py`).
     - `start` says how the weights are initialised (`initialisation.py`).
+    - `placement` puts norms before a sublayer (`pre`), after the sum (`post`), or before and after a sublayer (`peri`).
     - `branch` multiplies every update of a block: the depth scaling of shaped attention.
+    - `branch_gain` multiplies every update by a learned vector (LayerScale) or a learned number (ReZero).
+    - `attenuation` multiplies the residual path around one deep attention (`residual_branches.py`).
+    - `branch_warmup` is the fraction of the training in which updates grow to their full size, early layers first.
     - `scaled_embedding` multiplies embeddings by √width, as in 2017.
     - `dropout` acts on updates of the residual stream, `attention_dropout` on the weights of a softmax.
 
@@ -124,12 +131,15 @@ class Config:
     options: dict[str, Any] = field(default_factory=dict)
     position: Literal["rotary", "learned", "sinusoidal", "alibi", "buckets", "none"] = "rotary"
     norm: Literal["rms", "layer", "none"] = "rms"
-    placement: Literal["pre", "post"] = "pre"
+    placement: Literal["pre", "post", "peri"] = "pre"
     ffn: Literal["swiglu", "gelu", "relu"] = "swiglu"
     bias: bool = False
     tied: bool = True
     scaled_embedding: bool = False
     branch: float = 1.0
+    branch_gain: Literal["none", "vector", "number"] = "none"
+    attenuation: float = 1.0
+    branch_warmup: float = 0.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
     eps: float = 1e-5
@@ -171,6 +181,7 @@ class Config:
                 ),
                 set_fields(head_width=self.head_width + 1),
             )
+        self._check_branches()
         for name in {"dim", "key_dim"} & set(self.options):
             raise RheoscopeError(
                 Message(
@@ -189,6 +200,29 @@ class Config:
                     normaliser=type(normaliser).__name__,
                 ),
                 set_fields(attention_dropout=0),
+            )
+
+    def _check_branches(self) -> None:
+        """Check that the norms and the factors of updates suit each other."""
+        if self.placement == "peri" and self.norm != "rms":
+            raise RheoscopeError(
+                Message("placement=peri needs norm=rms, got norm={norm}", norm=self.norm), set_fields(norm="rms")
+            )
+        if self.placement == "peri" and self.branch_gain != "none":
+            raise RheoscopeError(
+                Message(
+                    "placement=peri has a gain for every update, so branch_gain must be none, got {gain}",
+                    gain=self.branch_gain,
+                ),
+                set_fields(branch_gain="none"),
+            )
+        if self.placement == "post" and self.attenuation != 1:
+            raise RheoscopeError(
+                Message(
+                    "attenuation needs norms before sublayers, got placement=post and attenuation={factor}",
+                    factor=self.attenuation,
+                ),
+                set_fields(attenuation=1.0),
             )
 
     def _check_fields(self) -> None:
@@ -236,7 +270,7 @@ class Config:
             "value_width": self.head_width,
         }
         changed = {name: value for name, value in asdict(self).items() if value != defaults[name]}
-        training_only = {"dropout", "attention_dropout", "start"}
+        training_only = {"dropout", "attention_dropout", "start", "branch_warmup"}
         return json.dumps({name: changed[name] for name in changed.keys() - training_only}, sort_keys=True)
 
     @staticmethod

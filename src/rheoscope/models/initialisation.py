@@ -3,6 +3,7 @@
     usual        N(0, .02²), as in GPT-2
     symmetric    W_Q := W_K, after which both are free (arXiv:2502.10927)
     mimetic      M ≈ I and Σ_h F_h ≈ −I, as in trained models (arXiv:2305.09828)
+    deepnet      Xavier's scale, times β in values, output projections and FFN (arXiv:2203.00555, `residual_branches.py`)
 
 A start modifies the weights that `usual` draws, so everything else is the same for a given seed.
 """
@@ -105,11 +106,17 @@ def svd_factors(A: Float[Tensor, "d d"], rank: int) -> tuple[Float[Tensor, "d r"
     return torch.nn.functional.pad(left, (0, n_padding)), torch.nn.functional.pad(right, (0, 0, 0, n_padding))
 
 
-STARTED_ROWS: dict[str, tuple[str, ...]] = {"usual": (), "symmetric": ("q", "k"), "mimetic": ("q", "k", "v")}
+STARTED_ROWS: dict[str, tuple[str, ...]] = {
+    "usual": (),
+    "symmetric": ("q", "k"),
+    "mimetic": ("q", "k", "v"),
+    "deepnet": (),
+}
 """The rows that each start sets."""
 INITIALISERS: dict[str, Callable[[InitialWeights], None]] = {
     "usual": keep_weights,
     "symmetric": symmetric,
     "mimetic": mimetic,
+    "deepnet": keep_weights,
 }
 """The function for each `start` of a config."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rheoscope.models.transformer import Embedding
+from rheoscope.models.linear_maps import Embedding
 
 
 @runtime_checkable

@@ -1,14 +1,19 @@
 """Penalties that training adds to the loss: one function for each. `PENALTIES` lists them.
 
-    asymmetry    mean over heads of ‖M − Mᵀ‖² / ‖M‖²: 0 if queries and keys are tied, about 2 if they are independent
-    residual     mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 if every layer leaves its cloud in place
+    asymmetry             mean over heads of ‖M − Mᵀ‖² / ‖M‖²: 0 if queries and keys are tied, about 2 if they are independent
+    residual              mean over layers and tokens of ‖T(x) − x‖² / ‖x‖²: 0 if every layer leaves its cloud in place
+    residual_attention    the same for the attention of every layer alone
+    residual_ffn          the same for the FFN of every layer alone
+    residual_first        the same for the first layer alone
+    residual_last         the same for the last layer alone
 
 loss + λ · penalty with λ from 0 to ∞ interpolates from a free model to a tied one, or to one whose cloud is a fixed point. A
-penalty takes a model and its clouds on a batch: before every layer and after the last. It returns one number per packed model,
-so weights may be (models, out, in). The clouds come from the forward pass of the loss, so a penalty costs no pass of its own.
+penalty takes a model and its clouds on a batch: the embedded tokens and the points after every half-layer. It returns one number
+per packed model, so weights may be (models, out, in). The clouds come from the forward pass of the loss, so a penalty costs no
+pass of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -79,11 +84,36 @@ def residual(model: nn.Module, clouds: Clouds) -> PerModel:
     >>> model, clouds = build(Config(vocabulary=9, width=8, depth=2, heads=2)), []
     >>> _ = model(torch.tensor([[1, 2, 3]]), hidden_states=clouds)
     >>> len(clouds), residual(model, clouds).shape
-    (3, torch.Size([1]))
+    (5, torch.Size([1]))
     """
+    return mean_displacement(model, pairwise(clouds[::2]))
+
+
+def residual_attention(model: nn.Module, clouds: Clouds) -> PerModel:
+    """The relative displacement by attention, averaged over layers and tokens."""
+    return mean_displacement(model, zip(clouds[:-1:2], clouds[1::2], strict=True))
+
+
+def residual_ffn(model: nn.Module, clouds: Clouds) -> PerModel:
+    """The relative displacement by the FFN, averaged over layers and tokens."""
+    return mean_displacement(model, zip(clouds[1::2], clouds[2::2], strict=True))
+
+
+def residual_first(model: nn.Module, clouds: Clouds) -> PerModel:
+    """The relative displacement by the first layer, averaged over tokens."""
+    return mean_displacement(model, [(clouds[0], clouds[2])])
+
+
+def residual_last(model: nn.Module, clouds: Clouds) -> PerModel:
+    """The relative displacement by the last layer, averaged over tokens."""
+    return mean_displacement(model, [(clouds[-3], clouds[-1])])
+
+
+def mean_displacement(model: nn.Module, steps: Iterable[tuple[Tensor, Tensor]]) -> PerModel:
+    """‖after − before‖²/‖before‖², averaged over steps (before, after) and tokens, for every packed model."""
     displacements = [
         (after - before).square().sum(-1) / before.square().sum(-1)
-        for before, after in pairwise(at_least_float32(cloud) for cloud in clouds)
+        for before, after in ((at_least_float32(before), at_least_float32(after)) for before, after in steps)
     ]
     return torch.stack(displacements).unflatten(1, (n_models(model), -1)).mean((0, 2, 3))
 
@@ -97,10 +127,16 @@ def n_models(model: nn.Module) -> int:
     return 1 if weight.ndim == 2 else len(weight)
 
 
-PENALTIES: dict[str, Callable[[nn.Module, Clouds], PerModel]] = {"asymmetry": asymmetry, "residual": residual}
-"""Every penalty by name."""
-NEEDS_HIDDEN_STATES = frozenset({"residual"})
+NEEDS_HIDDEN_STATES: dict[str, Callable[[nn.Module, Clouds], PerModel]] = {
+    "residual": residual,
+    "residual_attention": residual_attention,
+    "residual_ffn": residual_ffn,
+    "residual_first": residual_first,
+    "residual_last": residual_last,
+}
 """The penalties that read clouds. The others read only weights."""
+PENALTIES: dict[str, Callable[[nn.Module, Clouds], PerModel]] = {"asymmetry": asymmetry, **NEEDS_HIDDEN_STATES}
+"""Every penalty by name."""
 
 
 def weighted_penalty(strengths: Mapping[str, float], model: nn.Module, clouds: Clouds = ()) -> PerModel:
@@ -116,7 +152,7 @@ class PenaltyTerm(nn.Module):
 
     def __init__(self, model: nn.Module, strengths: Mapping[str, float]) -> None:
         super().__init__()
-        if isinstance(model, Translator) and NEEDS_HIDDEN_STATES.intersection(strengths):
+        if isinstance(model, Translator) and NEEDS_HIDDEN_STATES.keys() & strengths.keys():
             raise RheoscopeError(
                 Message("the residual penalty needs a single stack of layers, got an encoder-decoder"),
                 Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
@@ -125,7 +161,7 @@ class PenaltyTerm(nn.Module):
 
     def hidden_states(self) -> list[Tensor] | None:
         """An empty list for the forward pass to fill, or None if no penalty reads clouds."""
-        return [] if self.model.training and NEEDS_HIDDEN_STATES.intersection(self.strengths) else None
+        return [] if self.model.training and NEEDS_HIDDEN_STATES.keys() & self.strengths.keys() else None
 
     def forward(self, clouds: list[Tensor] | None) -> PerModel | None:
         return (

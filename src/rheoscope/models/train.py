@@ -31,6 +31,7 @@ from rheoscope.models.interrupts import stop_between_steps
 from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimisers, set_rate
 from rheoscope.models.penalty import NEEDS_HIDDEN_STATES, weighted_penalty
 from rheoscope.models.recipes import Recipe
+from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.run_directory import check_run_directory
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate, seed_generators
 from rheoscope.models.training_state import LogMessage, RunProgress
@@ -272,6 +273,8 @@ class Run:
         """One optimiser step. Returns this process's part of the loss per token."""
         seed_generators(_step_seed(self.recipe.seed, step, self.process.rank), self.process.device)
         set_rate(self.optimisers, learning_rate(self.recipe, step))
+        if self.recipe.config.branch_warmup:
+            set_branch_warmup(self.model, (step + 1) / self.recipe.steps)
         batch = self.task.batch(step, self.recipe)
         inputs = *self._process_rows(batch), torch.tensor(float(self.task.n_targets(batch)))
         return self.recorder(
@@ -305,7 +308,7 @@ class Run:
             return {}
         clouds: list[Tensor] = []
         self.model.eval()
-        if NEEDS_HIDDEN_STATES.intersection(self.recipe.penalty):
+        if NEEDS_HIDDEN_STATES.keys() & self.recipe.penalty.keys():
             ids = next(iter(self.task.held_out_batches(self.recipe)))[0]
             self.model(ids.to(self.process.device), hidden_states=clouds)
         metrics = {

@@ -9,7 +9,7 @@ shape (b, n, d). `build_view.py` describes these modules to `space/`, as the fam
 
 import math
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,10 +26,12 @@ from rheoscope.messages.message import Message
 from rheoscope.models.config import Config
 from rheoscope.models.generation_cache import GenerationCache, LayerCache
 from rheoscope.models.initialisation import INITIALISERS, InitialWeights, check_start
+from rheoscope.models.linear_maps import INIT_STD, Embedding, Linear, make_unembedding
 from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import POSITION_ENCODINGS
 from rheoscope.models.projection import Projection, row_counts, separate_projections
 from rheoscope.models.projections import PROJECTIONS
+from rheoscope.models.residual_branches import deepnet_gain, make_branch_end, residual_scale, xavier_std
 from rheoscope.shapes import RheoscopeError
 
 Ids = Int[Tensor, "b n"]
@@ -63,7 +65,7 @@ class Transformer(nn.Module):
         self.config = config
         self.stack = Stack(config, causal=config.form == "decoder")
         self.unembed = make_unembedding(config, self.stack.embed)
-        scale_down_writers(self)
+        scale_initial_weights(self, config)
 
     def forward(
         self,
@@ -105,7 +107,7 @@ class Translator(nn.Module):
         self.decoder = Stack(config, causal=True, has_cross=True)
         self.decoder.embed.weight = self.encoder.embed.weight
         self.unembed = make_unembedding(config, self.encoder.embed)
-        scale_down_writers(self)
+        scale_initial_weights(self, config)
 
     def forward(
         self, source: Int[Tensor, "b s"], target: Int[Tensor, "b t"], source_is_token: Bool[Tensor, "b s"] | None = None
@@ -147,8 +149,8 @@ class Stack(nn.Module):
         self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
         self.place = POSITION_ENCODINGS[config.position](config, causal)
         self.dropout = make_dropout(config)
-        self.blocks = nn.ModuleList(Block(config, causal, has_cross) for _ in range(config.depth))
-        self.norm = make_norm(config) if config.placement == "pre" else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, causal, has_cross, layer) for layer in range(config.depth))
+        self.norm = nn.Identity() if config.placement == "post" else make_norm(config, config.depth - 1)
 
     def forward(
         self,
@@ -159,7 +161,7 @@ class Stack(nn.Module):
         memory_is_token: Bool[Tensor, "b s"] | None = None,
         hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
-        """The final points. `hidden_states` is filled with the points before every layer and after the last."""
+        """The final points. `hidden_states` is filled with the embedded points and the points after every half-layer."""
         positions = self.position_slice(ids, 0 if cache is None else len(cache))
         x, token_mask, memory_mask = (
             self.embed_tokens(ids, positions),
@@ -167,14 +169,11 @@ class Stack(nn.Module):
             _padding_mask(memory_is_token),
         )
         rotation, position = self.place.rotation(positions), self.place.pair_bias()
-        for index, block in enumerate(self.blocks):
-            if hidden_states is not None:
-                hidden_states.append(x)
-            x = block(
-                x, token_mask, rotation, position, None if cache is None else cache.layer(index), memory, memory_mask
-            )
         if hidden_states is not None:
             hidden_states.append(x)
+        for index, block in enumerate(self.blocks):
+            layer_cache = None if cache is None else cache.layer(index)
+            x = block(x, token_mask, rotation, position, layer_cache, memory, memory_mask, hidden_states)
         return self.norm(x)
 
     def embed_tokens(self, ids: Ids, positions: slice) -> Cloud:
@@ -196,17 +195,33 @@ class Stack(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, cross attention if there is a memory, and the FFN, each with its norm and residual connection."""
+    """Attention, cross attention if there is a memory, and the FFN, each with its norm and residual connection.
 
-    def __init__(self, config: Config, causal: bool, has_cross: bool = False) -> None:
+    The output of a sublayer passes the end of its branch: a norm, a learned gain, or nothing (`residual_branches.py`).
+    """
+
+    warmup: Tensor | None
+
+    def __init__(self, config: Config, causal: bool, has_cross: bool = False, layer: int = 0) -> None:
         super().__init__()
-        self.is_pre_norm, self.centred, self.branch = config.placement == "pre", config.norm == "layer", config.branch
-        self.norm_attention = make_norm(config)
+        self.is_pre_norm, self.centred = config.placement != "post", config.norm == "layer"
+        self.branch = config.branch / residual_scale(config, layer)
+        self.norm_attention = make_norm(config, layer - 1)
         self.attention: Any = OwnAttention(config) if config.attention else SelfAttention(config, causal)
+        self.end_attention = make_branch_end(config)
         if has_cross:
-            self.norm_cross, self.cross = make_norm(config), CrossAttention(config)
-        self.norm_ffn, self.ffn = make_norm(config), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
+            self.norm_cross, self.cross = make_norm(config, layer), CrossAttention(config)
+            self.end_cross = make_branch_end(config)
+        self.norm_ffn, self.ffn = make_norm(config, layer), GatedFFN(config) if config.ffn == "swiglu" else FFN(config)
+        self.end_ffn = make_branch_end(config)
         self.dropout = make_dropout(config)
+        self.warmup_end = config.branch_warmup * (layer + 1) / config.depth
+        self.register_buffer("warmup", torch.ones(()) if config.branch_warmup else None)
+
+    @property
+    def update_scale(self) -> float:
+        """The constant that multiplies every update at this point of the training."""
+        return self.branch if self.warmup is None else self.branch * float(self.warmup)
 
     def forward(
         self,
@@ -217,14 +232,22 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         memory: Memory | None = None,
         memory_mask: Mask | None = None,
+        hidden_states: list[Cloud] | None = None,
     ) -> Cloud:
         text_cache = None if cache is None else cache.text_cache
         x = self._add_sublayer(
-            x, self.norm_attention, lambda u: self.attention(u, token_mask, rotation, position, text_cache)
+            x,
+            self.norm_attention,
+            lambda u: self.end_attention(self.attention(u, token_mask, rotation, position, text_cache)),
         )
         if memory is not None:
-            x = self._add_sublayer(x, self.norm_cross, lambda u: self.cross(u, memory, memory_mask, cache))
-        return self._add_sublayer(x, self.norm_ffn, self.ffn)
+            x = self._add_sublayer(
+                x, self.norm_cross, lambda u: self.end_cross(self.cross(u, memory, memory_mask, cache))
+            )
+        after_ffn = self._add_sublayer(x, self.norm_ffn, lambda u: self.end_ffn(self.ffn(u)))
+        if hidden_states is not None:
+            hidden_states += [x, after_ffn]
+        return after_ffn
 
     def _add_sublayer(self, x: Cloud, norm: nn.Module, sublayer: Sublayer) -> Cloud:
         if not self.is_pre_norm:
@@ -233,7 +256,8 @@ class Block(nn.Module):
 
     def _scaled_update(self, update: Cloud) -> Cloud:
         update = self.dropout(update)
-        return update if self.branch == 1 else self.branch * update
+        update = update if self.branch == 1 else self.branch * update
+        return update if self.warmup is None else self.warmup * update
 
 
 class SelfAttention(nn.Module):
@@ -271,6 +295,11 @@ class SelfAttention(nn.Module):
         out, gate = attend(mechanism, q, k, v, token_mask, position), self.projection.gate(rows)
         return self.write((out if gate is None else out * gate).transpose(1, 2).flatten(2))
 
+    def matrices(self) -> dict[str, Float[Tensor, "rows columns"]]:
+        """The weights by name, as views."""
+        rows = self.read.weight.split(row_counts(self.projection.layout)) if self.projection.layout else ()
+        return dict(zip(self.projection.layout, rows, strict=True)) | {"out": self.write.weight}
+
     def project(self, u: Cloud, rotation: RotaryMap | None = None) -> tuple[PerHead, NewKeys, NewValues]:
         """q, k and v, with q and k rotated if there is a rotation."""
         return self.projection.project_heads(self.projection.read_rows(self.read, u), u, rotation)
@@ -306,6 +335,11 @@ class CrossAttention(nn.Module):
         )
         return self.write(attend(mechanism, q, k, v, memory_mask, None).transpose(1, 2).flatten(2))
 
+    def matrices(self) -> dict[str, Float[Tensor, "rows columns"]]:
+        """The weights by name, as views."""
+        k, v = self.read.weight.split([self.kv_heads * self.head_width, self.kv_heads * self.value_width])
+        return {"q": self.ask.weight, "k": k, "v": v, "out": self.write.weight}
+
     def source_keys_values(self, memory: Memory) -> tuple[CachedKeys, CachedValues]:
         widths = self.kv_heads * self.head_width, self.kv_heads * self.value_width
         k, v = self.read(memory).split(widths, dim=-1)
@@ -338,6 +372,10 @@ class FFN(nn.Module):
         self.write = Linear(config.hidden, config.width, bias=config.bias)
         self.act = nn.ReLU() if config.ffn == "relu" else nn.GELU(approximate="tanh")
 
+    def matrices(self) -> dict[str, Float[Tensor, "rows columns"]]:
+        """The weights by name, as views."""
+        return {"in": self.read.weight, "out": self.write.weight}
+
     def forward(self, u: Cloud) -> Cloud:
         return self.write(self.act(self.read(u)))
 
@@ -350,6 +388,11 @@ class GatedFFN(nn.Module):
         self.read = Linear(config.width, 2 * config.hidden, bias=config.bias)
         self.write = Linear(config.hidden, config.width, bias=config.bias)
 
+    def matrices(self) -> dict[str, Float[Tensor, "rows columns"]]:
+        """The weights by name, as views."""
+        gate, up = self.read.weight.chunk(2)
+        return {"gate": gate, "in": up, "out": self.write.weight}
+
     def forward(self, u: Cloud) -> Cloud:
         gate, up = self.read(u).chunk(2, -1)
         return self.write(functional.silu(gate) * up)
@@ -360,53 +403,30 @@ def make_dropout(config: Config) -> nn.Module:
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
-def make_norm(config: Config) -> nn.Module:
-    """RMSNorm, LayerNorm or the identity."""
+def make_norm(config: Config, layer: int) -> nn.Module:
+    """RMSNorm, LayerNorm or the identity, for the stream after the attention of a layer (−1: the embedding)."""
+    eps = config.eps / residual_scale(config, layer) ** 2
     if config.norm == "none":
         return nn.Identity()
     if config.norm == "rms":
-        return nn.RMSNorm(config.width, eps=config.eps)
-    return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
-
-
-INIT_STD = 0.02
-"""The standard deviation of initial weights (GPT-2)."""
-
-
-@final
-class Linear(nn.Linear):
-    """nn.Linear with the initial weights of GPT-2: N(0, .02²), biases 0."""
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=INIT_STD)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-@final
-class Embedding(nn.Embedding):
-    """nn.Embedding with the initial weights of GPT-2: N(0, .02²)."""
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=INIT_STD)
-
-
-def make_unembedding(config: Config, embedding: nn.Embedding) -> Linear:
-    """The map from points to logits, which is the embedding itself if the two are tied."""
-    linear = Linear(config.width, 0 if config.tied else config.vocabulary, bias=False)
-    if config.tied:  # no weights of its own
-        linear.weight, linear.out_features = embedding.weight, config.vocabulary
-    return linear
+        return nn.RMSNorm(config.width, eps=eps)
+    return nn.LayerNorm(config.width, eps=eps, bias=config.bias)
 
 
 @torch.no_grad()
-def scale_down_writers(model: nn.Module) -> None:
-    """Scale the initial weights that write to the stream by 1/√(number of writers), so its size does not grow with depth."""
-    sublayers = [
+def scale_initial_weights(model: nn.Module, config: Config) -> None:
+    """Scale the initial weights that write to the stream by 1/√(number of writers), so its size does not grow with depth.
+
+    With start=deepnet, all matrices of sublayers have the scales of DeepNet instead.
+    """
+    sublayers: list[Any] = [
         m for m in model.modules() if isinstance(m, SelfAttention | OwnAttention | CrossAttention | FFN | GatedFFN)
     ]
-    for sublayer in sublayers:
-        if not isinstance(sublayer, OwnAttention):  # whose weights are those of its class
+    for sublayer in (m for m in sublayers if not isinstance(m, OwnAttention)):  # whose weights are those of its class
+        if config.start == "deepnet":
+            for name, W in sublayer.matrices().items():
+                W.mul_(xavier_std(W, 1.0 if name in ("q", "k") else deepnet_gain(config)) / INIT_STD)
+        else:
             sublayer.write.weight.mul_(1 / math.sqrt(len(sublayers)))
 
 

@@ -103,9 +103,7 @@ class ModelDescription:
         return last if first.is_displacement else first
 
 
-def pre_norm_taps(
-    layers: Sequence[Any], mid_norm_name: str, writer_name: str, writer_scale: float = 1.0
-) -> tuple[tuple[Tap, ...], ...]:
+def pre_norm_taps(layers: Sequence[Any], mid_norm_name: str, writer_name: str) -> tuple[tuple[Tap, Tap], ...]:
     """The taps of pre-norm blocks: `mid_norm_name` reads the point after attention, `writer_name` adds to the stream."""
     return tuple(
         (
@@ -114,7 +112,6 @@ def pre_norm_taps(
                 getattr(layer, mid_norm_name),
                 "in",
                 writer=getattr(layer, writer_name),
-                writer_scale=writer_scale,
             ),
             Tap(Step(i, "resid_post"), layer, "out"),
         )
