@@ -170,7 +170,7 @@ def test_the_atlas_has_the_cards_of_a_series(folder: Path, monkeypatch: pytest.M
     names: list[str] = []
     monkeypatch.setattr(
         "rheoscope.report.atlas_report.run_atlas",
-        lambda models, request, files, explain: names.extend(model.view.facts["model"] for model in models),
+        lambda models, request, files, explain, sql: names.extend(model.view.facts["model"] for model in models),
     )
     assert run_rheoscope("atlas", "default", "--series", str(folder)).status == 0
     assert names == ["the default model", *(f"{folder}/checkpoint-{step}" for step in (0, 200, 1000))]

@@ -7,13 +7,14 @@ function `transport` and its declaration `TRANSPORT` live in `flow/transport/ana
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas
 
     from rheoscope.space.analysis import Analysis
     from rheoscope.space.claim import Claim
+    from rheoscope.space.published_finding import PublishedFinding
     from rheoscope.space.words import Words
 
 ANALYSIS_MODULES: dict[str, str] = {
@@ -101,9 +102,25 @@ def all_claims() -> "tuple[Claim, ...]":
     >>> all_claims()[0].name
     'similarity'
     """
+    return tuple(sorted((claim for claims in _declared("claims") for claim in claims), key=lambda claim: claim.order))
+
+
+@cache
+def published_findings() -> "tuple[PublishedFinding, ...]":
+    """Findings of papers that the atlas compares with: `PUBLISHED` of the file `published.py` in the folder of an analysis.
+
+    >>> published_findings()[0].name
+    'monotone_energy'
+    """
+    findings = (finding for findings in _declared("published") for finding in findings)
+    return tuple(sorted(findings, key=lambda finding: finding.order))
+
+
+def _declared(name: str) -> list[Any]:
+    """The constant of this name in capitals, from the file of this name in the folder of every analysis that has one."""
     folders = [module.rpartition(".")[0] for module in ANALYSIS_MODULES.values()]
-    modules = [import_module(f"{folder}.claims") for folder in folders if folder and find_spec(f"{folder}.claims")]
-    return tuple(sorted((claim for module in modules for claim in module.CLAIMS), key=lambda claim: claim.order))
+    modules = [import_module(f"{folder}.{name}") for folder in folders if folder and find_spec(f"{folder}.{name}")]
+    return [getattr(module, name.upper()) for module in modules]
 
 
 def analyses() -> "pandas.DataFrame":

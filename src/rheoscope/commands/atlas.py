@@ -31,6 +31,12 @@ def atlas(
         Path | None,
         typer.Option(metavar="DIR", help="Store each model here: its card, curves over its layers and its heads."),
     ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help="Rows of the tables models, claims, curves and heads of stored models (DuckDB)."
+        ),
+    ] = None,
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
@@ -45,6 +51,7 @@ def atlas(
 
     Examples:  rheoscope atlas default gpt2    ·    rheoscope atlas path/ gpt2 --html atlas.html --json atlas.json
     ·    rheoscope atlas --series runs/checkpoints    ·    rheoscope atlas gpt2 --store cards    ·    rheoscope atlas cards/*.json
+    ·    rheoscope atlas cards/*.json --query "select model, answer from claims where claim = 'rest'"
     """
     from rheoscope.checkpoint_series import load_series
     from rheoscope.report.atlas_entry import read_entry
@@ -63,4 +70,4 @@ def atlas(
         read_entry(Path(name)) if name.endswith(".json") else open_model(name, device, dtype, stream=stream)
         for name in names
     )
-    run_atlas(chain(sources, checkpoints), request, files, explain)
+    run_atlas(chain(sources, checkpoints), request, files, explain, query)

@@ -4,13 +4,19 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rheoscope.files import check_writable
-from rheoscope.messages.message import Message
+from rheoscope.messages.advice import Advice
+from rheoscope.messages.message import Message, Verbatim
+from rheoscope.picture.blocks import Block, Cell, Drawing, Table
 from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.atlas_entry import AtlasEntry, atlas_entry, entry_name
+from rheoscope.report.atlas_pictures import curves_picture, heads_picture
+from rheoscope.report.atlas_summary import finding_tables, shared_answers
+from rheoscope.report.atlas_tables import cloud_groups, compare_with_published, query_atlas, side_cards
 from rheoscope.report.card import card, prepare_texts
+from rheoscope.report.card_measurements import OnTask
 from rheoscope.report.card_texts import for_model
 from rheoscope.report.console import console
 from rheoscope.report.page import Page
@@ -19,6 +25,10 @@ from rheoscope.report.report_page import add_blocks
 from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
 from rheoscope.running.runner import RunnableModel
+from rheoscope.shapes import RheoscopeError
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @dataclass(frozen=True)
@@ -39,30 +49,84 @@ class CardRequest:
 
 
 def run_atlas(
-    sources: Iterable[RunnableModel | AtlasEntry], request: CardRequest, files: OutputFiles, explain: bool
+    sources: Iterable[RunnableModel | AtlasEntry],
+    request: CardRequest,
+    files: OutputFiles,
+    explain: bool,
+    sql: str | None = None,
 ) -> None:
-    """Read or compute the card of each model, print them side by side, and write the requested files."""
-    terminal, cards, stored = Terminal(console(), [], explain), [], []
+    """Read or compute the card of each model, print them side by side or the rows of a query, and write the requested files."""
+    terminal, cards, entries, lines = Terminal(console(), [], explain), [], [], []
     for source in sources:
         if isinstance(source, AtlasEntry):
-            cards.append(source.card)
-            continue
-        terminal.print_line(source.view.summary, "dim")
-        path = None if request.folder is None else request.folder / f"{entry_name(source)}.json"
-        if path is not None:
-            check_writable(path)
-        with progress_bar(Message("tracing the texts")) as start_task:
-            texts = request.texts
-            if texts is not None:
-                texts = prepare_texts(source, for_model(source, texts), start_task)
-            settings: dict[str, Any] = {"draws": request.draws, "untrained": request.untrained, "progress": start_task}
-            if path is None:
-                cards.append(card(source, texts, **settings))
-                continue
-            entry = atlas_entry(source, texts, command=request.command(source), **settings)
-        stored.append(entry.save(path))
-        cards.append(entry.card)
-    result = atlas(cards)
+            entries.append(source)
+        elif request.folder is None:
+            cards.append(_card(source, request, terminal))
+        else:
+            entry, line = _stored_entry(source, request, request.folder, terminal)
+            entries.append(entry)
+            lines.append(line)
+    if sql is not None:
+        terminal.print_block(query_table(entries, sql))
+        return
+    result = atlas([*cards, *(card for entry in entries for card in side_cards(entry))])
     terminal.print_block(atlas_table(result))
-    page = add_blocks(Page(Message("The atlas"), ""), atlas_blocks(result))
-    terminal.print_files([*stored, *write_files({"atlas": result}, page.save if files.wants_page else None, files)])
+    page = add_blocks(Page(Message("The atlas"), ""), [*atlas_blocks(result), *entry_blocks(entries, result)])
+    terminal.print_files([*lines, *write_files({"atlas": result}, page.save if files.wants_page else None, files)])
+
+
+def _card(model: RunnableModel, request: CardRequest, terminal: Terminal) -> "xarray.Dataset":
+    """The card of a model."""
+    terminal.print_line(model.view.summary, "dim")
+    with progress_bar(Message("tracing the texts")) as start_task:
+        return card(model, _texts(model, request, start_task), request.draws, request.untrained, progress=start_task)
+
+
+def _stored_entry(
+    model: RunnableModel, request: CardRequest, folder: Path, terminal: Terminal
+) -> tuple[AtlasEntry, str]:
+    """The entry of a model, stored in the folder, and the line that names its file."""
+    path = folder / f"{entry_name(model)}.json"
+    check_writable(path)
+    terminal.print_line(model.view.summary, "dim")
+    with progress_bar(Message("tracing the texts")) as start_task:
+        texts = _texts(model, request, start_task)
+        entry = atlas_entry(
+            model, texts, request.draws, request.untrained, progress=start_task, command=request.command(model)
+        )
+    return entry, entry.save(path)
+
+
+def _texts(model: RunnableModel, request: CardRequest, on_task: OnTask) -> Sequence[Any] | None:
+    return None if request.texts is None else prepare_texts(model, for_model(model, request.texts), on_task)
+
+
+def entry_blocks(entries: Sequence[AtlasEntry], result: "xarray.Dataset") -> list[Block]:
+    """What stored models add to the atlas: what they have in common, published findings, curves over the layers and all heads."""
+    if not entries:
+        return []
+    groups = cloud_groups(entries)
+    common = [shared_answers(result, groups)] if set(groups) == set(result.model.values) else []
+    drawings = [Drawing(curves_picture(entries)), Drawing(heads_picture(entries))]
+    return [*common, *finding_tables(compare_with_published(entries)), *drawings]
+
+
+def query_table(entries: Sequence[AtlasEntry], sql: str) -> Table:
+    """The rows of a query over stored models."""
+    if not entries:
+        raise RheoscopeError(
+            Message("--query reads stored models, got none"),
+            Advice("", "rheoscope atlas cards/*.json --query 'select …'"),
+        )
+    rows = query_atlas(entries, sql)
+    cells = [[Cell(Verbatim(_shown(value))) for value in row] for row in rows.itertuples(index=False)]
+    return Table("", [Cell(Verbatim(name)) for name in rows.columns], cells)
+
+
+def _shown(value: Any) -> str:
+    """A value of a query, with four digits.
+
+    >>> _shown(0.123456), _shown("a")
+    ('0.1235', 'a')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -120,7 +120,8 @@ class Analysis:
     the analyses that its errors recommend or that its line of the story reads.
 
     **Elsewhere** `corpus` is its place in the default set of a corpus run. `atlas` are the fields that the atlas stores, curves over
-    layers and numbers of heads, and `atlas_settings` the settings with which it computes them. `colours_cloud`: the cloud of a
+    layers and numbers of heads, and `atlas_settings` the settings with which it computes them. The plot of all heads in the atlas has an
+    axis for each of the two `atlas_axis`. `colours_cloud`: the cloud of a
     notebook is coloured by its fields. `classifies_heads`: its field `type` colours maps of heads.
 
     `batch(traces, **settings)` analyses many texts at once: some or all of the fields as tensors (text, *dims) on the device of
@@ -153,6 +154,7 @@ class Analysis:
     corpus: int | None = None
     atlas: tuple[str, ...] = ()
     atlas_settings: Mapping[str, Any] = field(default_factory=dict)
+    atlas_axis: str = ""
     colours_cloud: bool = False
     classifies_heads: bool = False
 

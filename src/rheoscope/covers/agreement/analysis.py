@@ -285,6 +285,7 @@ AGREEMENT = Analysis(
     long_text={"draws": 5, "max_queries": 32},
     batch=batch,
     atlas=("agreement",),
+    atlas_axis="agreement",
     atlas_settings={"draws": 0},
     fields={
         "agreement": Field(

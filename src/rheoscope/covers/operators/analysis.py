@@ -230,6 +230,7 @@ OPERATORS = Analysis(
     ask=operators,
     needs="view",
     atlas=("symmetry", "positive_share", "stable_rank_M", "copying", "alignment"),
+    atlas_axis="symmetry",
     shown_with=("energy", "agreement"),
     report_runs=(ReportRun("operators", 0, options=("raw",)), ReportRun("covers", 10, for_files=True)),
     fields={

@@ -1,0 +1,181 @@
+"""The page of the atlas, with its figures, from the stored models.
+
+python benchmarks/atlas/write_page.py       reads docs/results/atlas/*.json, writes docs/results/atlas.md and figures/atlas-*.png
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from scipy.stats import spearmanr
+
+import rheoscope as rs
+from rheoscope.picture.blocks import Lines, Table
+from rheoscope.picture.picture import Picture
+from rheoscope.report.atlas import atlas_picture
+from rheoscope.report.atlas_entry import AtlasEntry, read_entry
+from rheoscope.report.atlas_pictures import curves_picture, heads_picture
+from rheoscope.report.atlas_summary import finding_tables, shared_answers
+from rheoscope.report.atlas_tables import (
+    atlas_tables,
+    cloud_groups,
+    cloud_name,
+    compare_with_published,
+    query_atlas,
+    side_cards,
+)
+from rheoscope.report.card_clouds import claims_by_name
+from rheoscope.report.draw.paper import to_figure
+from rheoscope.report.forest_plot import signed_number
+from rheoscope.statistics.nulls import holm_p_values
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+ENTRIES, PAGE, FIGURES = RESULTS / "atlas", RESULTS / "atlas.md", RESULTS / "figures"
+MIN_MODELS_FOR_SIZE = 6
+"""Fewer models say nothing about size: the smallest two-sided p-value of five ranks is .017."""
+QUERIES = (
+    "select claim, answer, count(*) as models from claims group by all order by claim, models desc",
+    "select model, cloud, round(avg(operators_symmetry), 3) as symmetry, round(avg(agreement_agreement), 3) as agreement "
+    "from heads group by all order by symmetry desc",
+)
+
+
+def stored_entries(folder: Path = ENTRIES) -> list[AtlasEntry]:
+    """The stored models, from the smallest to the largest."""
+    return sorted(map(read_entry, folder.glob("*.json")), key=lambda entry: int(entry.clouds.parameters.max()))
+
+
+def pictures(entries: Sequence[AtlasEntry]) -> dict[str, Picture]:
+    """The figures of the page by name."""
+    result = rs.atlas([card for entry in entries for card in side_cards(entry)])
+    return {"claims": atlas_picture(result), "curves": curves_picture(entries), "heads": heads_picture(entries)}
+
+
+def page_text(entries: Sequence[AtlasEntry]) -> str:
+    """The page in Markdown."""
+    result = rs.atlas([card for entry in entries for card in side_cards(entry)])
+    n_clouds, n_types = result.sizes["model"], len({kind for entry in entries for kind in entry.clouds.type})
+    parts = [
+        f"# The atlas: {len(entries)} models side by side",
+        "**Question.** Which answers of a card hold for several models, and where do models disagree?",
+        f"{len(entries)} models of {n_types} types with {n_clouds} clouds; an encoder–decoder has two. Every card has 40 or more random "
+        "models and 8 untrained ones. Models of English read the same 96 passages. Models of reactions and the sorting model read texts of "
+        "their own domain. [Cards](../guide/card.md) explains the claims, the intervals and the answers. This page is written by "
+        "`python benchmarks/atlas/write_page.py` from the files in `docs/results/atlas`.",
+        lines_text(shared_answers(result, cloud_groups(entries))),
+        size_text(entries),
+        "## The models\n\n" + models_text(entries),
+        "## The claims\n\nEffects are in units of the smallest effect of interest. Grey: what random models reach.",
+        "![One forest plot per claim](figures/atlas-claims.png)",
+        *(claim_text(entries, str(claim)) for claim in result.claim.values),
+        "## Curves over the layers\n\nMeans over texts, against relative depth.",
+        "![Curves over the layers](figures/atlas-curves.png)",
+        "## All heads\n\nEach mark is a head.",
+        "![The heads of all models](figures/atlas-heads.png)",
+        "## Published findings\n\nEach table compares the models with a finding of others. *Not measured* also stands for models that "
+        "the finding is not about.",
+        *(table_text(table) for table in finding_tables(compare_with_published(entries))),
+        "## Ask the files yourself\n\nThe tables are `models`, `claims`, `curves` and `heads`.",
+        *(query_text(entries, sql) for sql in QUERIES),
+        "## What the atlas does not show\n\n- Most models are small: the page says nothing about models above "
+        f"{max(entry.clouds.parameters.max() for entry in entries) / 1e6:,.0f} million parameters.\n"
+        "- The passages are short, about 100 tokens. Effects of long contexts are not measured.\n"
+        "- Models differ in size, data, task and family at once, so the atlas shows that they differ and not why.\n"
+        "- A comparison with a published finding uses our definitions, which are stated below each table.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def lines_text(block: Lines) -> str:
+    return f"## {block.heading}\n\n" + "\n".join(f"- {line}." for line in block.lines)
+
+
+def size_text(entries: Sequence[AtlasEntry]) -> str:
+    """The rank correlation of each effect with the number of parameters, over the clouds that have the claim."""
+    tables = atlas_tables(entries)
+    rows = tables["claims"].merge(tables["models"][["model", "cloud", "parameters"]], on=["model", "cloud"])
+    groups = {name: group for name, group in rows.groupby("claim", sort=False) if len(group) >= MIN_MODELS_FOR_SIZE}
+    if not groups:
+        return ""
+    tests = {name: spearmanr(group.parameters, group.estimate) for name, group in groups.items()}
+    adjusted = holm_p_values(torch.tensor([float(test.pvalue) for test in tests.values()])).tolist()
+    lines = [
+        f"| {name} | {tests[name].statistic:+.2f} | {len(groups[name])} | {p:.2f} |"
+        for name, p in zip(groups, adjusted, strict=True)
+    ]
+    return "\n".join(
+        [
+            "## With size",
+            "",
+            "Spearman's rank correlation of the effect with the number of parameters. p is adjusted over the claims (Holm).",
+            "",
+            "| claim | ρ | clouds | p |",
+            "|---|---|---|---|",
+            *lines,
+        ]
+    )
+
+
+def models_text(entries: Sequence[AtlasEntry]) -> str:
+    """The size of every cloud, its texts and tokens, and the command that computed it."""
+    header = ["model", "type", "layers × heads × width", "parameters", "attention", "norms", "texts", "tokens"]
+    rows = []
+    for entry in entries:
+        for row in entry.clouds.itertuples():
+            name, size = cloud_name(entry.model, row.cloud), f"{row.layers} × {row.heads} × {row.width}"
+            attention, norms = "causal" if row.is_causal else "bidirectional", "after" if row.is_post_norm else "before"
+            texts = f"{row.n_texts}", f"{row.n_tokens:,}"
+            rows.append([name, row.type, size, f"{row.parameters:,}", attention, norms, *texts])
+    commands = "\n".join(entry.command for entry in entries)
+    return f"{markdown_table(header, rows)}\n\n```sh\n{commands}\n```"
+
+
+def claim_text(entries: Sequence[AtlasEntry], claim: str) -> str:
+    """The interval and the answer of every model for one claim."""
+    rows = []
+    for entry in entries:
+        for card in side_cards(entry):
+            if claim in card.claim.values:
+                row = card.sel(claim=claim)
+                names = ("estimate", "low", "high", "random_mean", "threshold", "untrained_mean")
+                effect, low, high, mean, limit, untrained = (signed_number(float(row[name])) for name in names)
+                model, answer, n = str(card.attrs["model"]), str(row.answer.values), f"{int(row.n_units)}"
+                rows.append([model, answer, effect, f"{low} to {high}", f"{mean} ± {limit}", untrained, n])
+    header = ["model", "answer", "effect", "interval", "random models", "untrained", "n"]
+    return f"### {claims_by_name()[claim].statement} (`{claim}`)\n\n{markdown_table(header, rows)}"
+
+
+def table_text(table: Table) -> str:
+    rows = [[str(cell.text) for cell in row] for row in table.rows]
+    header = [str(cell.text) for cell in table.header]
+    return f"### {table.heading}\n\n{markdown_table(header, rows)}\n\n{table.note}"
+
+
+def query_text(entries: Sequence[AtlasEntry], sql: str) -> str:
+    rows = [[str(value) for value in row] for row in query_atlas(entries, sql).itertuples(index=False)]
+    names = [str(name) for name in query_atlas(entries, sql).columns]
+    command = f'```sh\nrheoscope atlas docs/results/atlas/*.json --query "{sql}"\n```'
+    return f"{command}\n\n{markdown_table(names, rows)}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> markdown_table(["a"], [["1"]])
+    '| a |\\n|---|\\n| 1 |'
+    """
+    lines = [list(header), *map(list, rows)]
+    text = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(header), *text[1:]])
+
+
+def main() -> None:
+    entries = stored_entries()
+    PAGE.write_text(page_text(entries), encoding="utf-8")
+    for name, picture in pictures(entries).items():
+        to_figure(picture).savefig(FIGURES / f"atlas-{name}.png", dpi=90)
+    print("wrote", PAGE.name)
+
+
+if __name__ == "__main__":
+    main()
