@@ -13,7 +13,7 @@ from rheoscope.learn.comparison import compare_entrants
 from rheoscope.learn.curves import Curves
 from rheoscope.learn.race import TrainingMode, run_race
 from rheoscope.learn.race_plan import Race
-from rheoscope.learn.race_report import make_job, run_race_job, show_report
+from rheoscope.learn.race_report import PaceEstimate, make_job, run_race_job, show_report
 from rheoscope.learn.race_result import race_result
 from rheoscope.learn.race_tables import rate_table, table_note
 from rheoscope.learn.rate_curves import MAX_EXTENSIONS, RateCurves, basin
@@ -153,6 +153,25 @@ def test_the_report_has_the_losses_at_every_rate(race_with_curves: Path, tmp_pat
     show_report(race_with_curves, logs=tmp_path / "logs.json")
     assert {path.name for path in tmp_path.iterdir()} == {"logs.json", "logs.curves.json"}
     assert race_result(tmp_path / "logs.json").identical(result)
+
+
+def test_curves_with_extended_grids_have_a_report_of_their_own(tmp_path: Path) -> None:
+    """The extended grid of an entrant is no choice of other seeds, so it is judged at its best rate."""
+    optimum = {"untied": 4e-3, "tied": 32e-3}
+    race = Race(recipe(), ("tied",), 3, GRID)
+    RateCurves(seeds=2).choose_rates(race, tmp_path, lambda race, folder: write_final_losses(race, folder, optimum))
+    result = race_result(tmp_path / race_files.CURVES_FOLDER)
+    assert result.best_rate.sel(entrant="tied") == 32e-3
+    assert result.loss_by_rate.sel(entrant="tied").notnull().all()
+    assert result.rate.values[-1] == 64e-3
+    assert "chosen on the same seeds" in table_note(result)
+
+
+def test_the_pace_starts_anew_with_the_main_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, seconds = PaceEstimate(), iter([0.0, 1.0, 5.0, 6.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    paces = [pace(tokens, total) for tokens, total in [(0, 1000), (900, 1000), (0, 400), (100, 400)]]
+    assert str(paces[-1]) == "100 tokens/s, 3 s left"
 
 
 def test_a_race_that_stops_in_time_continues_to_the_same_files(

@@ -18,7 +18,7 @@ from rheoscope.learn.contrasts import (
 )
 from rheoscope.learn.curves import Curves, best_curves, default_target, mean_losses, read_curves
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn.race_files import read_race_settings
+from rheoscope.learn import race_files
 from rheoscope.learn.target_tokens import TokenRatio, interpolate_target_tokens, tokens_ratio
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
@@ -138,8 +138,7 @@ def _compare(
 
 def compare_race(race_path: Path, target: float | None = None, halves: bool = False) -> Comparison:
     """Compare the entrants of a race, each at the first of its chosen rates if rates were chosen with other seeds."""
-    chosen_rates = read_race_settings(race_path)["chosen"]
-    judged_rates = {name: rates[0] for name, rates in chosen_rates.items()}
+    judged_rates = race_files.judged_rates(race_files.read_race_settings(race_path))
     return compare_entrants(read_curves(race_path), target, halves, judged_rates)
 
 

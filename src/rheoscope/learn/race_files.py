@@ -65,6 +65,17 @@ def entrant_rates(entrant: str, rates: Sequence[float], chosen_rates: Mapping[st
     return list(chosen_rates.get(entrant, rates))
 
 
+def judged_rates(settings: JsonObject) -> dict[str, float]:
+    """The rate at which each entrant is judged: the first that earlier seeds chose for it. Empty if no earlier seeds ran.
+
+    The curves of a race also have rates of their own for some entrants, but their seeds start at 0.
+
+    >>> judged_rates({"first_seed": 4, "chosen": {"tied": [4e-3, 2e-3]}}), judged_rates({"first_seed": 0, "chosen": {"tied": [4e-3]}})
+    ({'tied': 0.004}, {})
+    """
+    return {name: rates[0] for name, rates in settings["chosen"].items()} if settings["first_seed"] else {}
+
+
 def list_packs(settings: JsonObject) -> list[tuple[str, float]]:
     """All packs of a race, grouped by entrant."""
     return [

@@ -239,17 +239,20 @@ def _progress_text(pack_name: str, pace: Message) -> Message:
 class PaceEstimate:
     """The speed of a race since the first call and the time left at that speed.
 
+    The estimate starts anew with every total, because the curves and the main race count their own tokens.
+
     >>> pace = PaceEstimate()
     >>> pace(100, 1000), pace.format_pace(100, 300, 1000, seconds=2.0)
     ('0 tokens/s', '100 tokens/s, 7 s left')
     """
 
     def __init__(self) -> None:
-        self.start: tuple[float, int] | None = None
+        self.start: tuple[float, int, int] | None = None
 
     def __call__(self, tokens: int, total: int) -> Message:
         now = time.monotonic()
-        self.start = self.start or (now, tokens)
+        if self.start is None or self.start[2] != total:
+            self.start = (now, tokens, total)
         return self.format_pace(self.start[1], tokens, total, now - self.start[0])
 
     @staticmethod

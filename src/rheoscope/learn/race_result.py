@@ -15,6 +15,7 @@ from rheoscope.learn.entrants import BASELINE, entrant_config, n_parameters
 from rheoscope.learn.race_files import (
     CURVES_FOLDER,
     is_race,
+    judged_rates,
     list_packs,
     rate_race,
     read_observations,
@@ -127,10 +128,10 @@ def race_result(race_path: Path, target: float | None = None, halves: bool = Fal
 
 
 def _settings_with_curves(race_path: Path) -> tuple[dict[str, Any], dict[tuple[str, float], float] | None]:
-    """The settings of a race and, if it has rate curves, the loss of every entrant at each of their rates."""
+    """The settings of a race with all rates of its entrants and, if it has rate curves, the loss at each of their rates."""
     settings, curve_path = read_race_settings(race_path), rate_race(race_path, CURVES_FOLDER)
     if not is_race(curve_path):
-        return settings, None
+        return settings | {"rates": sorted({*settings["rates"], *(rate for _, rate in list_packs(settings))})}, None
     losses = mean_losses(read_curves(curve_path))
     return settings | {"rates": sorted({rate for _, rate in losses})}, losses
 
@@ -172,7 +173,7 @@ def comparison_dataset(
     }
     arrays = {name: (field.dims, numbers[name], field.attributes()) for name, field in FIELDS.items()}
     steps, last_step = settings["recipe"]["steps"], baseline.curves.steps[-1]
-    rate_seeds = range(settings["first_seed"]) if settings["chosen"] else comparison.rate_seeds
+    rate_seeds = range(settings["first_seed"]) if judged_rates(settings) else comparison.rate_seeds
     attributes = {
         "analysis": "race",
         "baseline": BASELINE,
