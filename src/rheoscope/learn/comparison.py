@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.learn import race_files
 from rheoscope.learn.contrasts import (
     Contrast,
     Difference,
@@ -18,7 +19,6 @@ from rheoscope.learn.contrasts import (
 )
 from rheoscope.learn.curves import Curves, best_curves, default_target, mean_losses, read_curves
 from rheoscope.learn.entrants import BASELINE
-from rheoscope.learn import race_files
 from rheoscope.learn.target_tokens import TokenRatio, interpolate_target_tokens, tokens_ratio
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
