@@ -161,8 +161,12 @@ def test_a_stored_config_imports_no_file(file: Path) -> None:
 
 def test_settings_that_need_operators_are_refused_before_training(file: Path) -> None:
     job = make_job(None, {"recipe": "tiny", "mechanisms": [f"{file}:Mean"], "look": "0"}, SETTINGS)
-    with pytest.raises(RheoscopeError, match="no description as M and F to look at"):
-        job.build_race()
+    nonlinear = make_job(None, {"recipe": "tiny", "mechanisms": ["nonlinear_queries"], "look": "0"}, SETTINGS)
+    for refused in (job, nonlinear):
+        with pytest.raises(
+            RheoscopeError, match="has no description as M and F to look at; on the command line type no --look"
+        ):
+            refused.build_race()
     translator = make_job(None, {"recipe": "translation", "mechanisms": [f"{file}:Mean"]}, [])
     with pytest.raises(RheoscopeError, match="decoders and encoders only"):
         translator.build_race()

@@ -1,6 +1,7 @@
 """Projections: one battery for all of them, then the law of each."""
 
 import copy
+import math
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,11 @@ from rheoscope.models.checkpoint import initial_network, load_network, save
 from rheoscope.models.config import CHOICES, Config
 from rheoscope.models.generate import generate
 from rheoscope.models.orthonormal_rows import orthonormal_rows
+from rheoscope.models.penalty import asymmetry
 from rheoscope.models.projection import broadcast_to_texts, linear
-from rheoscope.models.projections import PAIRS_PER_SKEW_PAIR, PROJECTIONS
+from rheoscope.models.projections import PROJECTIONS, WITHOUT_M
 from rheoscope.models.recipes import emf
+from rheoscope.models.tied_projections import PAIRS_PER_SKEW_PAIR
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.models.runs import prose, run, small
@@ -30,7 +33,8 @@ from tests.pretrained.cases import VOCABULARY, gap, randomised, text
 
 F64 = torch.float64
 EVERY = list(PROJECTIONS)
-TIED = ["tied", "tied_positional", "identity"]
+LINEAR = [name for name in EVERY if name not in WITHOUT_M]
+TIED = ["tied", "tied_positional", "identity", "bandwidth"]
 SKEW = ["symmetric_skew", "psd_skew"]
 HEAD = 8
 
@@ -57,7 +61,7 @@ def test_every_projection_is_a_choice_of_the_config() -> None:
     assert CHOICES["projection"] == tuple(PROJECTIONS)
 
 
-@pytest.mark.parametrize("projection", EVERY)
+@pytest.mark.parametrize("projection", LINEAR)
 @pytest.mark.parametrize("more", [{}, {"bias": True, "norm": "layer"}], ids=["bare", "biased"])
 @torch.no_grad()
 def test_scores_and_displacements_follow_from_M_and_F(projection: str, more: dict[str, Any]) -> None:
@@ -143,7 +147,7 @@ def test_a_seed_gives_all_projections_the_same_shared_weights(projection: str) -
         assert torch.equal(part, rows_by_name[name]) if name in sizes else not part.any()
 
 
-@pytest.mark.parametrize("projection", EVERY)
+@pytest.mark.parametrize("projection", LINEAR)
 def test_packed_models_equal_separate_ones(projection: str) -> None:
     """Weights (models, out, in) with stacked texts give the same queries, keys and values as each model alone."""
     separate = [network(projection).stack.blocks[layer].attention for layer in (0, 1)]
@@ -166,7 +170,7 @@ def test_packed_models_equal_separate_ones(projection: str) -> None:
         assert gap(result, torch.cat(parts)) <= 1e-12
 
 
-@pytest.mark.parametrize("projection", EVERY)
+@pytest.mark.parametrize("projection", LINEAR)
 @torch.no_grad()
 def test_encoders_and_half_precision_models_are_certified(projection: str) -> None:
     """Loading certifies the View against the running module."""
@@ -223,6 +227,79 @@ def test_the_skew_part_has_its_rank(projection: str) -> None:
             symmetric = torch.linalg.eigvalsh(dense + dense.mT)
             assert torch.linalg.matrix_rank(dense + dense.mT).tolist() == [HEAD - rank] * 2
             assert bool((symmetric.amin(-1) < -1e-6).all()) == (projection == "symmetric_skew")
+
+
+@pytest.mark.parametrize("planes", range(HEAD // 2 + 1))
+@torch.no_grad()
+def test_skew_planes_are_a_dial_from_symmetric_to_skew(planes: int) -> None:
+    """M(δ) = Σ_p W_p R(δ) (a_p I + b_p J) W_pᵀ, written out plane by plane, with a skew part of rank 2r at every offset."""
+    net = network("skew_planes", skew_planes=planes)
+    for block, M in zip(net.stack.blocks, forms(net), strict=True):
+        attention, half = block.attention, HEAD // 2
+        gain, scale = block.norm_attention.weight[:, None], HEAD**-0.5
+        W = [gain * rows.mT for rows in attention.read.weight[:16].unflatten(0, (2, HEAD))]
+        a = attention.projection.signs.unflatten(0, (2, half))
+        b = torch.zeros(2, half, dtype=F64)
+        if planes:
+            b[:, half - planes :] = attention.projection.turns.unflatten(0, (2, planes))
+        for offset in (0, 3, -4):
+            expected = torch.zeros(2, 16, 16, dtype=F64)
+            for head in range(2):
+                for p in range(half):
+                    plane, angle = W[head][:, [p, p + half]], offset * 10_000.0 ** (-p / half)
+                    cos, sin = math.cos(angle), math.sin(angle)
+                    rotation = torch.tensor([[cos, sin], [-sin, cos]], dtype=F64)
+                    factor = torch.tensor([[a[head, p], b[head, p]], [-b[head, p], a[head, p]]], dtype=F64)
+                    expected[head] += scale * plane @ rotation @ factor.mT @ plane.mT
+            assert gap(M(offset).dense(), expected) <= 1e-6
+            skew = M(offset).dense() - M(-offset).dense().mT
+            assert torch.linalg.matrix_rank(skew, atol=1e-6).tolist() == [2 * planes] * 2
+            assert torch.linalg.matrix_rank(M(offset).dense() + M(-offset).dense().mT, atol=1e-6).tolist() == [HEAD] * 2
+
+
+def test_skew_planes_are_at_most_half_of_the_head_width() -> None:
+    with pytest.raises(
+        RheoscopeError, match="at most half of it as skew_planes, got head_width=8 and skew_planes=5; type"
+    ) as e:
+        build(config("skew_planes", skew_planes=5))
+    assert "\n" not in str(e.value)
+
+
+@torch.no_grad()
+def test_bandwidth_with_a_metric_is_kernel_regression_on_the_token() -> None:
+    """Gaussian Kernel Attention: o_i = Σ_j κ(x_i, x_j) x_j / Σ_j κ(x_i, x_j) for every slice of the token."""
+    kernel = config("bandwidth", values="shared", mechanism="metric", options={"sigma": 1.5}, position="none")
+    net = randomised(build(kernel)).to(F64)
+    attention, u = net.stack.blocks[0].attention, torch.randn(1, 6, 16, dtype=F64)
+    factors, heads = attention.projection.log_scale.exp(), []
+    for head, x in enumerate(u[0].unflatten(1, (2, HEAD)).unbind(1)):
+        rows = [
+            sum(
+                math.exp(-0.5 * float((factors[head] / 1.5 * (x[i] - x[j])).square().sum())) * x[j]
+                for j in range(i + 1)
+            )
+            / sum(math.exp(-0.5 * float((factors[head] / 1.5 * (x[i] - x[j])).square().sum())) for j in range(i + 1))
+            for i in range(6)
+        ]
+        heads.append(factors[head] * torch.stack(rows))
+    assert gap(attention(u)[0], torch.cat(heads, -1) @ attention.write.weight.T) <= 1e-10
+
+
+@torch.no_grad()
+def test_nonlinear_queries_add_a_small_network_and_have_no_M() -> None:
+    net, u = network("nonlinear_queries"), torch.randn(2, 5, 16, dtype=F64)
+    projection = net.stack.blocks[0].attention.projection
+    q, _, _ = net.stack.blocks[0].attention.project(u)
+    hidden = u @ projection.narrow.weight.T
+    gelu = 0.5 * hidden * (1 + torch.tanh((2 / math.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
+    assert gap(q.transpose(1, 2).flatten(2), u + gelu @ projection.widen.weight.T) <= 1e-12
+    assert sum(p.numel() for p in projection.parameters()) == 16 * 16
+    for refused in (lambda: rs.load(copy.deepcopy(net)), lambda: asymmetry(net)):
+        with pytest.raises(
+            RheoscopeError, match="projection=nonlinear_queries has queries that are not linear"
+        ) as error:
+            refused()
+        assert "\n" not in str(error.value)
 
 
 def test_the_symmetric_part_of_psd_skew_is_positive_semi_definite() -> None:

@@ -56,11 +56,27 @@ def deepnet(config: Config) -> dict[str, Any]:
     return {"placement": "post", "branch": 1 / alpha, "eps": config.eps / alpha**2, "start": "deepnet"}
 
 
+def skew_dial(planes: int) -> PartValue:
+    """M = W (D + S) Wᵀ with a skew part S of rank 2 · planes."""
+    return PartValue(
+        Message(
+            "M is a symmetric matrix plus a skew-symmetric matrix of rank {rank}, on the same coordinates",
+            rank=2 * planes,
+        ),
+        set_fields(projection="skew_planes", skew_planes=planes),
+    )
+
+
 PARTS: dict[str, dict[str, PartValue]] = {
     "projection": {
         "untied": PartValue(Message("W_Q and W_K are separate"), set_fields()),
         "tied": PartValue(
             Message("W_Q = W_K: queries and keys share one coordinate system"), set_fields(projection="tied")
+        ),
+        **{f"skew_{planes}": skew_dial(planes) for planes in (0, 1, 2, 4, 8)},
+        "skew_full": PartValue(
+            Message("M is a symmetric matrix plus a skew-symmetric matrix of the same rank, on the same coordinates"),
+            lambda config: {"projection": "skew_planes", "skew_planes": config.head_width // 2},
         ),
         "isometric": PartValue(
             Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"),
@@ -74,9 +90,17 @@ PARTS: dict[str, dict[str, PartValue]] = {
             Message("no W_Q and W_K: head h compares its own slice of the token's coordinates"),
             set_fields(projection="identity"),
         ),
+        "bandwidth": PartValue(
+            Message("as identity, with a learned factor of the coordinates for each head"),
+            set_fields(projection="bandwidth"),
+        ),
         "identity_queries": PartValue(
             Message("W_Q = I: queries are a slice of the token's coordinates, keys are free"),
             set_fields(projection="identity_queries"),
+        ),
+        "nonlinear_queries": PartValue(
+            Message("queries are the token's coordinates plus a small network of them, keys are free"),
+            set_fields(projection="nonlinear_queries"),
         ),
         "tied_positional": PartValue(
             Message("W_Q = W_K, with one learned vector added to queries and another to keys"),

@@ -69,12 +69,26 @@ ENTRANTS: dict[str, Entrant] = {
         Message("M is a positive semi-definite matrix plus a low-rank skew-symmetric matrix"),
         EntrantParts(projection="psd_skew"),
     ),
+    "symmetric": Entrant(
+        Message("M is symmetric, with eigenvalues of both signs: one end of the skew dial"),
+        EntrantParts(projection="skew_0"),
+    ),
     "isometric": Entrant(
         Message("W_Q and W_K have orthonormal columns: heads project onto a subspace without distortion"),
         EntrantParts(projection="isometric"),
     ),
     "identity_queries": Entrant(
         Message("W_Q = I: queries are the coordinates of the token itself"), EntrantParts(projection="identity_queries")
+    ),
+    "nonlinear_queries": Entrant(
+        Message("queries are the token's coordinates plus a small network of them, keys are free"),
+        EntrantParts(projection="nonlinear_queries"),
+    ),
+    "gaussian_kernel": Entrant(
+        Message(
+            "no W_Q, W_K and W_V: a Gaussian kernel of slices of the token, with a learned bandwidth for each head"
+        ),
+        EntrantParts(projection="bandwidth", values="shared", score="metric"),
     ),
     "shared_kv": Entrant(Message("W_K = W_V: keys and values are the same vectors"), EntrantParts(values="shared")),
     "gated": Entrant(

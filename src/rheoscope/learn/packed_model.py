@@ -29,8 +29,9 @@ from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.linear_maps import Embedding, Linear
 from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import LearnedTable, PositionEncoding
-from rheoscope.models.projections import SymmetricSkew, TiedPositional
+from rheoscope.models.projections import Bandwidth
 from rheoscope.models.residual_branches import BranchGain
+from rheoscope.models.tied_projections import SkewPlanes, SymmetricSkew, TiedPositional
 from rheoscope.models.transformer import Transformer, Translator, make_architecture
 from rheoscope.shapes import RheoscopeError
 
@@ -339,5 +340,7 @@ PACKED_FORMS: dict[type[nn.Module], Callable[[Any, PackParameter], nn.Module]] =
     Attention: pack_attention,
     TiedPositional: stack_parameters,
     SymmetricSkew: stack_parameters,
+    SkewPlanes: stack_parameters,
+    Bandwidth: stack_parameters,
 }
 """From a class of parameter-holding modules to its packed form."""

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from rheoscope.files import read_job_file
+from rheoscope.learn.entrants import entrant_configs
 from rheoscope.learn.own_entrants import is_own_entrant, register_own_entrant
 from rheoscope.learn.race_plan import Race
 from rheoscope.learn.rate_curves import RateCurves
 from rheoscope.learn.rate_screen import RateScreen
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.models.projections import WITHOUT_M
 from rheoscope.models.recipes import Recipe, recipe_by_name
 from rheoscope.shapes import RheoscopeError
 
@@ -59,11 +61,9 @@ class Job:
         names = [
             register_own_entrant(name, recipe.config) if is_own_entrant(name) else name for name in self.mechanisms
         ]
-        if self.look and names != list(self.mechanisms):
-            raise RheoscopeError(
-                Message("a module from a file has no description as M and F to look at"), Advice("", "no --look")
-            )
         race = Race(recipe, tuple(names), self.seeds, self.rates, self.held_out_tokens)
+        if self.look:
+            check_observable(race)
         evaluation_steps = race.evaluation_steps()
         unknown_steps = [step for step in self.look if step not in evaluation_steps]
         if unknown_steps:
@@ -86,6 +86,15 @@ class Job:
         if self.curves:
             return RateCurves(self.curves)
         return RateScreen.parse(self.screen) if self.screen else None
+
+
+def check_observable(race: Race) -> None:
+    """Raise for an entrant whose heads have no M and F to look at."""
+    for name, config in entrant_configs(race.mechanisms, race.recipe.config).items():
+        if config.attention or config.projection in WITHOUT_M:
+            raise RheoscopeError(
+                Message("{entrant} has no description as M and F to look at", entrant=name), Advice("", "no --look")
+            )
 
 
 def job_from_mapping(settings: Mapping[str, Any]) -> Job:

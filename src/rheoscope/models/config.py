@@ -21,8 +21,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "placement": ("pre", "post", "peri"),
     "ffn": ("swiglu", "gelu", "relu"),
     "projection": (
-        "untied", "tied", "tied_positional", "symmetric_skew", "psd_skew", "isometric", "isometric_tied", "identity",
-        "identity_queries", "gated", "full",
+        "untied", "tied", "tied_positional", "symmetric_skew", "psd_skew", "skew_planes", "isometric", "isometric_tied", "identity",
+        "bandwidth", "identity_queries", "nonlinear_queries", "gated", "full",
     ),
     "values": ("free", "isometric", "shared"),
     "start": ("usual", "symmetric", "mimetic", "deepnet"),
@@ -77,6 +77,7 @@ FIELD_RULES: dict[str, FieldRule] = {
     "branch_warmup": (lambda value: _is_number(value) and 0 <= value < 1, Message("a number from 0 to below 1"), 0.5),
     "eps": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1e-5),
     "base": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 10000.0),
+    "skew_planes": (lambda value: type(value) is int and value >= 0, Message("an integer of at least 0"), 4),
     "options": (_is_json_dict, Message("a dict of values that JSON can hold"), {}),
 }
 
@@ -102,6 +103,7 @@ class Config:
     - `hidden` is the width inside the FFN. `context` is the longest text in tokens.
     - `mechanism` and `options` name a mechanism of the zoo.
     - `projection` says how queries and keys come from tokens, and `values` how values do (`projections.py`).
+    - `skew_planes` is half the rank of the skew part of M with projection=skew_planes.
     - `diagonal=False` lets only the first token attend to itself.
     - `attention` names a module of a user in the place of self-attention (`own_attention.py`).
     - `start` says how the weights are initialised (`initialisation.py`).
@@ -145,6 +147,7 @@ class Config:
     eps: float = 1e-5
     base: float = 10000.0
     projection: str = "untied"
+    skew_planes: int = 0
     values: Literal["free", "isometric", "shared"] = "free"
     diagonal: bool = True
     start: str = "usual"

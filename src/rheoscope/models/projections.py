@@ -5,10 +5,13 @@
     tied_positional      tied, with q + a and k + b: content is compared symmetrically, offsets are not
     symmetric_skew       M = W D Wᵀ + U J Uᵀ: any symmetric part and a skew part of low rank
     psd_skew             M = B Bᵀ + U J Uᵀ: the symmetric part is positive semi-definite
+    skew_planes          M = W (D + S) Wᵀ: a symmetric part of full rank and a skew part of rank 2r on the same coordinates
     isometric            W_QᵀW_Q = W_KᵀW_K = I for every head
     isometric_tied       W_Q = W_K = W with WᵀW = I for every head: one preserved coordinate system
     identity             q = k: a slice of the token's coordinates, nothing is learned
+    bandwidth            identity, times a learned number for each head
     identity_queries     W_Q = I: the queries of a head are a slice of the token's coordinates
+    nonlinear_queries    q = u + f(u) with a small network f, keys are free
     gated                untied, and the output of a head is multiplied by σ(u w_h)
     full                 q = uM, k = v = u: M and F are matrices on E, without factors
 
@@ -29,8 +32,10 @@ from torch.nn.functional import pad
 
 from rheoscope.attention.lower.sdpa import ALIGNMENT_BYTES
 from rheoscope.attention.position import RotaryMap
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.config import Config, set_fields
+from rheoscope.models.linear_maps import Linear
 from rheoscope.models.projection import (
     Cloud,
     Keys,
@@ -38,11 +43,13 @@ from rheoscope.models.projection import (
     Projection,
     Queries,
     Rows,
+    Weight,
     broadcast_to_texts,
     linear,
     row_counts,
     separate_projections,
 )
+from rheoscope.models.tied_projections import PsdSkew, SkewPlanes, SymmetricSkew, Tied, TiedPositional
 from rheoscope.shapes import RheoscopeError
 
 
@@ -58,132 +65,6 @@ class Untied(Projection):
         q_heads, k_heads = rotation(heads).split((q, k), dim=1)  # one call for q and k
         values = separate_projections(value_rows[0], self.layout["v"][1]) if "v" in self.layout else heads[:, q:]
         return q_heads, k_heads, values
-
-
-class Tied(Projection):
-    """W_Q = W_K: every token has one vector per head, and M(δ) = W R(δ) Wᵀ (Reformer's shared QK, arXiv:2001.04451).
-
-    **Laws** s(δ) = 1 at every offset and every training step. M(0) is positive semi-definite.
-    """
-
-    query_key_rows: tuple[str, ...] = ("k",)
-
-    def check(self, config: Config) -> None:
-        if config.kv_heads != config.heads:
-            raise RheoscopeError(
-                Message(
-                    "projection={projection} uses queries as keys and needs one key head per head, "
-                    "got heads={heads} and kv_heads={kv_heads}",
-                    projection=config.projection,
-                    heads=config.heads,
-                    kv_heads=config.kv_heads,
-                ),
-                set_fields(kv_heads=config.heads),
-            )
-
-    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
-        return heads["k"], self.key_from_query(heads["k"])
-
-    def key_from_query(self, q: Queries) -> Keys:
-        """The key of a token, computed from its query. It commutes with every rotation of positions."""
-        return q
-
-    def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
-        if rotation is None:
-            return q, k
-        rotated = rotation(q)
-        return rotated, self.key_from_query(rotated)
-
-
-class TiedPositional(Tied):
-    """Tied, with a learned vector added to queries and one to keys: s_ij = (x_i + a) R(i−j) (x_j + b)ᵀ.
-
-    M stays W R(δ) Wᵀ, so content is compared symmetrically. a R(δ) bᵀ is a bias of the offset, and a R(δ) x_jᵀ a bias of offset and
-    key. Without rotations, a and b would carry no position, so that is an error. Training starts from tied weights. Borji's KV + Pos
-    (arXiv:2305.19129) adds a position table to tied scores. This projection is the same as a Fourier series of the offset, and fused
-    kernels support it.
-    """
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.of_queries = nn.Parameter(torch.zeros(config.heads * config.head_width))
-        self.of_keys = nn.Parameter(torch.zeros(config.heads * config.head_width))
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.position != "rotary":
-            raise RheoscopeError(
-                Message(
-                    "projection=tied_positional needs rotary positions, got position={position}",
-                    position=config.position,
-                ),
-                set_fields(position="rotary"),
-            )
-
-    def offsets(self) -> tuple[Tensor, Tensor]:
-        return tuple(x.unflatten(-1, (-1, self.width)) for x in (self.of_queries, self.of_keys))
-
-    def apply_positions(self, q: Queries, k: Keys, rotation: RotaryMap | None) -> tuple[Queries, Keys]:
-        a, b = (broadcast_to_texts(x, len(q)).to(q.dtype) for x in self.offsets())
-        return (q + a, k + b) if rotation is None else (rotation(q + a), rotation(k + b))
-
-
-class PsdSkew(Tied):
-    """M = B Bᵀ + U J Uᵀ: a positive semi-definite symmetric part and a skew part of low rank, by construction.
-
-    Queries are [uB, uU] and keys [uB, uUJᵀ]. J is a quarter turn inside pairs of coordinates. Rotary positions rotate the same
-    pairs and therefore commute with J: M(δ) = B R(δ) Bᵀ + U R(δ) J Uᵀ. A quarter of the pairs is skew. The number of parameters
-    equals that of `tied`.
-
-    **Laws** ½(M + Mᵀ) = B Bᵀ. ½(M − Mᵀ) = U J Uᵀ has rank `skew_rank` (for generic W).
-    """
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if config.head_width % 2 or config.head_width < 4:
-            raise RheoscopeError(
-                Message(
-                    "projection={projection} needs an even head_width of at least 4, got {head_width}",
-                    projection=config.projection,
-                    head_width=config.head_width,
-                ),
-                set_fields(head_width=max(4, config.head_width + config.head_width % 2)),
-            )
-
-    @property
-    def skew_rank(self) -> int:
-        """The rank of M − Mᵀ."""
-        return 2 * max(1, self.width // 2 // PAIRS_PER_SKEW_PAIR)
-
-    def key_signs(self, n_texts: int) -> Float[Tensor, "#b h 1 p"] | None:
-        """The factors of the symmetric coordinates of keys, or None."""
-        return None
-
-    def key_from_query(self, q: Queries) -> Keys:
-        n_symmetric = (self.width - self.skew_rank) // 2
-        (a, c), (b, d) = (half.split((n_symmetric, self.skew_rank // 2), -1) for half in q.chunk(2, -1))
-        signs = self.key_signs(len(q))
-        a, b = (a, b) if signs is None else (a * signs.to(a.dtype), b * signs.to(b.dtype))
-        return torch.cat([a, -d, b, c], -1)
-
-
-class SymmetricSkew(PsdSkew):
-    """M = W D Wᵀ + U J Uᵀ: any symmetric part, with a learned diagonal D of either sign, and a skew part of low rank.
-
-    The skew part (routing) and the symmetric part (filtering) are separate by construction, as in S-D attention (arXiv:2605.18826).
-    There D keeps one sign, here it is free. Half of D starts at −1, because half of the eigenvalues of ½(M + Mᵀ) are negative in an
-    untied head.
-    """
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        n_pairs = (self.width - self.skew_rank) // 2
-        signs = torch.ones(config.heads, n_pairs)
-        signs[:, 1::2] = -1
-        self.signs = nn.Parameter(signs.flatten())
-
-    def key_signs(self, n_texts: int) -> Float[Tensor, "#b h 1 p"]:
-        return broadcast_to_texts(self.signs.unflatten(-1, (self.n_heads, -1)), n_texts)
 
 
 class Isometric(Untied):
@@ -229,6 +110,33 @@ class Identity(Tied):
         return slices, slices
 
 
+class Bandwidth(Identity):
+    """q = k = c_h times a slice of the token's coordinates, with one learned number c_h > 0 for each head.
+
+    With a Gaussian metric and values=shared, this is Gaussian Kernel Attention (arXiv:2605.02144): no W_Q, W_K and W_V, and a
+    learned bandwidth σ / c_h. The output projection absorbs the factor of the values.
+
+    **Laws** s(δ) = 1 at every offset. M_h is c_h² times that of `identity`, which is the start of the training.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.log_scale = nn.Parameter(torch.zeros(config.heads))
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if config.mechanism == "cosine":
+            raise RheoscopeError(
+                Message("projection=bandwidth has no effect on cosines, which ignore lengths"),
+                set_fields(projection="identity"),
+            )
+
+    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
+        scale = broadcast_to_texts(self.log_scale.exp().unflatten(-1, (-1, 1)), len(u)).to(u.dtype)
+        slices = scale * separate_projections(u, self.width)
+        return slices, slices
+
+
 class IdentityQueries(Projection):
     """W_Q = I: head h queries with coordinates h·k … (h+1)·k − 1 of its input (arXiv:2510.23912). A quarter fewer parameters."""
 
@@ -239,6 +147,34 @@ class IdentityQueries(Projection):
 
     def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
         return separate_projections(u, self.width), heads["k"]
+
+
+class NonlinearQueries(IdentityQueries):
+    """q = u + f(u), a slice of it for each head, with f(u) = GELU(u W_1) W_2 through half the width (arXiv:2603.13381).
+
+    It has as many parameters as untied queries. f starts small, so training starts near `identity_queries`. Queries are not linear in
+    the tokens: heads have no M, and a View is refused.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the draws of W_Q, so that everything else is the same for a given seed
+            self.narrow = Linear(config.width, config.width // 2, bias=False)
+            self.widen = Linear(config.width // 2, config.width, bias=False)
+
+    def queries_keys(self, heads: dict[str, Tensor], u: Cloud) -> tuple[Queries, Keys]:
+        q = u + self.widen(nn.functional.gelu(self.narrow(u), approximate="tanh"))
+        return separate_projections(q, self.width), heads["k"]
+
+    def maps(self, W: Weight) -> Projected:
+        raise RheoscopeError(
+            Message(
+                "projection=nonlinear_queries has queries that are not linear in the tokens, so its heads have no M"
+            ),
+            Advice('projection="identity_queries"', "projection=identity_queries"),
+        )
 
 
 def check_slices(config: Config) -> None:
@@ -330,8 +266,8 @@ class Full(Projection):
 ROW_ALIGNMENT = ALIGNMENT_BYTES // 2
 """Half-precision numbers that a GPU loads at once."""
 
-PAIRS_PER_SKEW_PAIR = 4
-"""One pair of coordinates in this many is skew."""
+WITHOUT_M = ("nonlinear_queries",)
+"""Projections whose queries are not linear in the tokens. Their models have no View."""
 
 PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "untied": Untied,
@@ -339,10 +275,13 @@ PROJECTIONS: dict[str, Callable[[Config], Projection]] = {
     "tied_positional": TiedPositional,
     "symmetric_skew": SymmetricSkew,
     "psd_skew": PsdSkew,
+    "skew_planes": SkewPlanes,
     "isometric": Isometric,
     "isometric_tied": IsometricTied,
     "identity": Identity,
+    "bandwidth": Bandwidth,
     "identity_queries": IdentityQueries,
+    "nonlinear_queries": NonlinearQueries,
     "gated": Gated,
     "full": Full,
 }
