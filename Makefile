@@ -34,7 +34,7 @@ test:
 studio: page
 	$(BIN)python -m rheoscope.studio.export $(SAMPLE)
 
-# Builds the page only, with the system's node (20.19 or newer, with npm) or with node from PyPI.
+# Builds the page only and keeps the stored example, with the system's node (20.19 or newer, with npm) or with node from PyPI.
 NODE = PATH="$(CURDIR)/$(BIN):$$PATH"
 page:
 	$(INSTALL) studio

@@ -19,7 +19,7 @@ export default defineConfig({
   server: { proxy: { '/api': process.env.RHEOSCOPE_SERVER ?? 'http://127.0.0.1:8642' } },
   build: {
     outDir: '../src/rheoscope/studio/static',
-    emptyOutDir: true,
+    emptyOutDir: false, // it also contains the stored example; `npm run build` removes the old assets
     target: 'es2022',
     modulePreload: false,
     cssCodeSplit: false,

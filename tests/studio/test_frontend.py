@@ -30,6 +30,19 @@ def test_the_frontend_tests_pass() -> None:
     assert "passed" in process.stdout
 
 
+@pytest.mark.skipif(
+    not (FRONTEND / "node_modules").is_dir(), reason="the packages of the frontend are not installed; type make page"
+)
+def test_a_build_of_the_page_keeps_the_stored_example() -> None:
+    """The example is written by Python, so Vite must not empty the folder."""
+    node = shutil.which("node", path=ENVIRONMENT["PATH"])
+    if node is None:
+        pytest.skip("node is not installed; the settings of Vite were not read")
+    script = "import('vite').then((v) => v.resolveConfig({}, 'build')).then((c) => console.log(c.build.emptyOutDir))"
+    process = subprocess.run([node, "-e", script], cwd=FRONTEND, env=ENVIRONMENT, capture_output=True, text=True)
+    assert process.stdout.split()[-1:] == ["false"], process.stderr
+
+
 @pytest.fixture
 def ci() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / ".ci" / "browser.py"))
