@@ -29,8 +29,6 @@ import httpx2
 import torch
 import uvicorn
 from page_visitor import (
-    PLAIN_FLAGS,
-    SOFTWARE_FLAGS,
     CpuClock,
     find_browser,
     open_page,
@@ -173,7 +171,7 @@ def first_paint(browser: tuple[Any, str], base: str) -> dict[str, object]:
     points_script = (
         "performance.getEntriesByType('resource').filter((e) => /points/.test(e.name)).map((e) => e.responseEnd)"
     )
-    with open_page(browser, PLAIN_FLAGS) as page:
+    with open_page(browser) as page:
         page.goto(base)
         page.wait_for_selector("canvas[data-ready=yes]")
         paint, points = page.evaluate(paint_script), page.evaluate(points_script)
@@ -182,7 +180,7 @@ def first_paint(browser: tuple[Any, str], base: str) -> dict[str, object]:
 
 def animation_frames(browser: tuple[Any, str], layers: int, n_words: int) -> dict[str, object]:
     """Milliseconds of script per frame while the animation plays all half-layers of a long text."""
-    with serving(partial(deep_session, layers)) as (base, _), open_page(browser, SOFTWARE_FLAGS) as page:
+    with serving(partial(deep_session, layers)) as (base, _), open_page(browser) as page:
         page.route(
             "**/api/traces", lambda route: route.continue_(post_data=_without_story(route.request.post_data_json))
         )

@@ -98,7 +98,7 @@ def main() -> None:
     if not (PAGE_FOLDER / EXAMPLE_FOLDER).is_dir():
         sys.exit("the studio's page is not built; type make studio")
     chromium = os.environ.get("RHEOSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    flags = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
+    flags = ["--no-sandbox"]
     with serving() as base, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=flags)
         for name, (size, link, place) in VIEWS.items():

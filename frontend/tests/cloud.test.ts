@@ -1,8 +1,9 @@
 import { describe, expect, it } from 'vitest'
 
-import { frameCamera, projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
+import { fasterRenderer } from '../src/cloud/choose_renderer'
+import { depthScale, frameCamera, projectionMatrix, zoomCamera, project, panCamera, START, multiply, rotateCamera, viewMatrix } from '../src/cloud/camera'
 import { valuesAt } from '../src/cloud/token_colours'
-import { boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, type Bounds, type Box, type Scene } from '../src/cloud/scene'
+import { arcControl, boundingBall, arcPoints, changingWords, frameAt, pointsAt, stepFrames, placeLabels, scaleToBall, strongestArcs, tokenPath, type Bounds, type Box, type Scene } from '../src/cloud/scene'
 import { axisSegments, ghostSegments, pathOffsets, projectScene, tokenAt } from '../src/cloud/renderer'
 import { visibleLabels } from '../src/cloud/labels'
 import { shortenText } from '../src/cloud/text_atlas'
@@ -50,6 +51,20 @@ describe('the camera', () => {
       expect(x).toBeCloseTo(132, 1)
       expect(y).toBeCloseTo(404, 1)
     }
+  })
+})
+
+describe('the renderer', () => {
+  it('is a 2D canvas where the processor would draw WebGL, or nothing would', () => {
+    const software = ['ANGLE (Google, Vulkan 1.3.0 (SwiftShader Device (Subzero) (0x0000C0DE)), SwiftShader driver)', 'llvmpipe (LLVM 15.0.7, 256 bits)', 'ANGLE (Microsoft, Microsoft Basic Render Driver Direct3D11)', 'Apple Software Renderer', null]
+    expect(software.map(fasterRenderer)).toEqual(software.map(() => 'canvas'))
+  })
+  it('is WebGL where a graphics card draws it', () => {
+    for (const name of ['ANGLE (NVIDIA, NVIDIA GeForce RTX 3060 Direct3D11)', 'ANGLE (Apple, ANGLE Metal Renderer: Apple M2)', 'Mesa Intel(R) UHD Graphics 620', 'Mali-G78']) expect(fasterRenderer(name)).toBe('webgl')
+  })
+  it('draws near dots larger', () => {
+    expect(depthScale(START, START.distance)).toBe(1)
+    expect([START.distance / 10, START.distance * 10].map((depth) => depthScale(START, depth))).toEqual([1.7, 0.6])
   })
 })
 
@@ -101,6 +116,15 @@ describe('the cloud', () => {
     expect(strongestArcs(map, 3, 2)).toMatchObject([{ from: 2, to: 1 }, { from: 2, to: 0 }])
     expect(strongestArcs(map, 3, null, 1)).toHaveLength(1)
     expect(strongestArcs(Float32Array.of(0, 0, 0, -0.5, 0, 0, 0.2, 0.01, 0), 3, null)).toEqual([{ from: 1, to: 0, weight: -0.5 }, { from: 2, to: 0, weight: expect.closeTo(0.2) }])
+  })
+  it('bends an arc towards its control point', () => {
+    const [a, b] = [[0, 0, 1], [1, 0, 0]]
+    const middle = arcPoints(a, b, 2)[1]!
+    arcControl(a, b).forEach((value, k) => expect(middle[k]).toBeCloseTo((a[k]! + b[k]!) / 4 + value / 2))
+  })
+  it('follows a token through its first steps', () => {
+    const points = Float32Array.from({ length: 3 * 2 * 3 }, (_, k) => k) // 3 steps, 2 tokens
+    expect([...tokenPath({ points, tokens: 2 }, 1, 2)]).toEqual([3, 4, 5, 9, 10, 11])
   })
   it('starts and ends an arc at its tokens', () => {
     const path = arcPoints([0, 0, 1], [1, 0, 0])

@@ -2,15 +2,15 @@
 // 2D canvas, because WebGL draws its labels as images; both take the labels from the same function.
 {
   const { getContext } = HTMLCanvasElement.prototype
-  const { scale, fillText } = CanvasRenderingContext2D.prototype
+  const { clearRect, fillText } = CanvasRenderingContext2D.prototype
   const isCloud = (canvas) => canvas instanceof HTMLCanvasElement && 'ready' in canvas.dataset
   window.drawnLabels = []
   HTMLCanvasElement.prototype.getContext = function (kind, ...options) {
     return kind === 'webgl2' ? null : getContext.call(this, kind, ...options)
   }
-  CanvasRenderingContext2D.prototype.scale = function (...factors) {
+  CanvasRenderingContext2D.prototype.clearRect = function (...box) {
     if (isCloud(this.canvas)) window.drawnLabels = []
-    return scale.apply(this, factors)
+    return clearRect.apply(this, box)
   }
   CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
     if (isCloud(this.canvas)) {

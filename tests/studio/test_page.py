@@ -35,8 +35,8 @@ AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "ax
 CHROMIUM = os.environ.get("RHEOSCOPE_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-CHROMIUM_ARGUMENTS = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox")
-"""Arguments for WebGL without a graphics card."""
+CHROMIUM_ARGUMENTS = ("--enable-unsafe-swiftshader", "--no-sandbox")
+"""Arguments that allow WebGL without a graphics card. The page then uses it only where a test selects it."""
 SERVER_TEXTS = "section[data-tour=story], #views h2, #views h3, #views svg text, #views [role=tooltip]"
 """Elements that show messages of the server: the story, titles, definitions and axis labels."""
 pytestmark = [

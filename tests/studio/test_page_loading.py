@@ -52,10 +52,29 @@ def saved_picture(page: Any) -> bytes:
     return Path(download.value.path()).read_bytes()
 
 
+SELECT_WEBGL = "localStorage.setItem('rheoscope renderer', 'webgl')"
+"""The page would draw on a 2D canvas, because no graphics card draws WebGL here."""
+HAS_WEBGL = "document.querySelector('canvas[data-ready]').getContext('webgl2') !== null"
+
+
+@pytest.mark.parametrize("is_selected", [False, True])
+def test_webgl_without_a_graphics_card_is_used_only_if_it_is_selected(
+    is_selected: bool, studio: tuple[Session, str], browser: Any
+) -> None:
+    with open_page(browser) as (page, errors):
+        if is_selected:
+            page.add_init_script(SELECT_WEBGL)
+        page.goto(studio[1])
+        wait_for_cloud(page)
+        assert page.evaluate(HAS_WEBGL) is is_selected
+        assert errors == []
+
+
 def test_the_cloud_is_drawn_again_after_the_browser_has_taken_its_context(
     studio: tuple[Session, str], browser: Any
 ) -> None:
     with open_page(browser) as (page, errors):
+        page.add_init_script(SELECT_WEBGL)
         page.goto(f"{studio[1]}#show=trails&text=One+day+the+king+took+the+gold+from+the+bank")
         wait_for_cloud(page)
         canvas = page.locator("canvas[data-ready]")

@@ -44,18 +44,23 @@ export function projectionMatrix(aspect: number): Matrix {
   return out
 }
 
-/** Pixel x, pixel y and depth of points (n × 3). The depth is NaN behind the camera. */
-export function project(points: Float32Array, camera: Camera, width: number, height: number, out = new Float32Array(points.length)): Float32Array {
+/** Projects points (n × 3) to pixel x, pixel y and depth. The depth is NaN behind the camera. */
+export function projector(camera: Camera, width: number, height: number): (points: Float32Array) => Float32Array {
   const m = multiply(projectionMatrix(width / height), viewMatrix(camera))
-  for (let offset = 0; offset < points.length; offset += 3) {
-    const [x, y, z] = [points[offset]!, points[offset + 1]!, points[offset + 2]!]
-    const w = m[3]! * x + m[7]! * y + m[11]! * z + m[15]!
-    out[offset] = ((m[0]! * x + m[4]! * y + m[8]! * z + m[12]!) / w + 1) * 0.5 * width
-    out[offset + 1] = (1 - (m[1]! * x + m[5]! * y + m[9]! * z + m[13]!) / w) * 0.5 * height
-    out[offset + 2] = w > NEAR_PLANE ? w : NaN
+  return (points) => {
+    const out = new Float32Array(points.length)
+    for (let offset = 0; offset < points.length; offset += 3) {
+      const [x, y, z] = [points[offset]!, points[offset + 1]!, points[offset + 2]!]
+      const w = m[3]! * x + m[7]! * y + m[11]! * z + m[15]!
+      out[offset] = ((m[0]! * x + m[4]! * y + m[8]! * z + m[12]!) / w + 1) * 0.5 * width
+      out[offset + 1] = (1 - (m[1]! * x + m[5]! * y + m[9]! * z + m[13]!) / w) * 0.5 * height
+      out[offset + 2] = w > NEAR_PLANE ? w : NaN
+    }
+    return out
   }
-  return out
 }
+
+export const project = (points: Float32Array, camera: Camera, width: number, height: number): Float32Array => projector(camera, width, height)(points)
 
 const clamp = (value: number, low: number, high: number) => Math.max(low, Math.min(high, value))
 
@@ -68,6 +73,9 @@ export const frameCamera = (camera: Camera, { x, y, z, size }: { x: number; y: n
 
 /** Size of a pixel in the plane of the target. */
 export const pixelSize = (camera: Camera, width: number, height: number): number => (2 * camera.distance * Math.tan(FIELD_OF_VIEW / 2)) / Math.min(width, height)
+
+/** How much larger a dot is drawn than in the plane of the target. Distance has less effect than in nature. */
+export const depthScale = (camera: Camera, depth: number): number => clamp(camera.distance / depth, 0.6, 1.7)
 
 /** Moves the camera parallel to the screen, by pixels. */
 export function panCamera(camera: Camera, dx: number, dy: number, width: number, height: number): Camera {

@@ -1,7 +1,7 @@
 /** What the WebGL and the canvas renderer share: sizes, opacity, visible labels, and the token under the pointer. */
 
 import type { Theme } from '../palette'
-import { project, panCamera, pixelSize, type Camera } from './camera'
+import { projector, panCamera, pixelSize, type Camera } from './camera'
 import { pointsAt, type Bounds, type Scene } from './scene'
 
 /** The picture in pixels. `controls` are the parts of it that HTML elements cover. */
@@ -36,7 +36,7 @@ export interface ProjectedScene { points: Float32Array; screen: Float32Array; st
 
 export function projectScene(scene: Scene, camera: Camera, viewport: Viewport): ProjectedScene {
   const points = pointsAt(scene.points, scene.tokens, scene.playhead)
-  const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
+  const toPixels = projector(camera, viewport.width, viewport.height)
   return { points, screen: toPixels(points), star: scene.star && toPixels(Float32Array.from(scene.star)), axes: axisSegments(camera, viewport).map((segment) => ({ segment, pixels: toPixels(Float32Array.from(segment)) })) }
 }
 

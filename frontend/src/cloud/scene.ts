@@ -112,12 +112,15 @@ export function strongestArcs(map: Float32Array, tokens: number, query: number |
   return arcs.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight)).slice(0, limit)
 }
 
-/** Points of an arc from a to b that bends away from the centre of the cloud. */
+/** The control point of an arc from a to b that bends away from the centre of the cloud. */
+export const arcControl = (a: ArrayLike<number>, b: ArrayLike<number>): number[] => [0, 1, 2].map((k) => ((a[k]! + b[k]!) / 2) * 1.18 + (k === 1 ? 0.06 : 0))
+
+/** Points of that arc. */
 export function arcPoints(a: ArrayLike<number>, b: ArrayLike<number>, segments = 12): number[][] {
-  const centre = [0, 1, 2].map((k) => ((a[k]! + b[k]!) / 2) * 1.18 + (k === 1 ? 0.06 : 0))
+  const control = arcControl(a, b)
   return Array.from({ length: segments + 1 }, (_, index) => {
     const t = index / segments
-    return [0, 1, 2].map((k) => (1 - t) ** 2 * a[k]! + 2 * t * (1 - t) * centre[k]! + t * t * b[k]!)
+    return [0, 1, 2].map((k) => (1 - t) ** 2 * a[k]! + 2 * t * (1 - t) * control[k]! + t * t * b[k]!)
   })
 }
 
@@ -133,6 +136,11 @@ export function changingWords(words: string[]): PathWord[] {
 export function pathPoint(scene: Scene, { step }: PathWord): Float32Array {
   const start = (step * scene.tokens + scene.predicting!) * 3
   return scene.points.subarray(start, start + 3)
+}
+
+/** The points of a token at its first steps. */
+export function tokenPath({ points, tokens }: Pick<Scene, 'points' | 'tokens'>, token: number, steps: number): Float32Array {
+  return Float32Array.from({ length: steps * 3 }, (_, k) => points[(Math.floor(k / 3) * tokens + token) * 3 + (k % 3)]!)
 }
 
 /** Everything that a frame shows. Colours are RGB bytes, three per token. */

@@ -4,7 +4,7 @@ import { Geometry, Program, Renderer as Gl, Texture, type AttributeMap, type OGL
 
 import { rgb } from '../palette'
 import { arrowTip } from './arrows'
-import { multiply, project, projectionMatrix, viewMatrix, type Camera } from './camera'
+import { multiply, projectionMatrix, projector, viewMatrix, type Camera } from './camera'
 import { axisSegments, ghostSegments, GHOST_OPACITY, pathOffsets, PATH_OPACITY, projectScene, RADIUS, RING_RADIUS, shownPredicting, STEP_RADIUS, tokenOpacity, type ProjectedScene, type Renderer, type Viewport } from './renderer'
 import { labelColour, visibleLabels } from './labels'
 import { ARC_COLOURS, arcPoints, type Scene } from './scene'
@@ -261,7 +261,7 @@ export class WebGlRenderer implements Renderer {
 
   private updateLabels(scene: Scene, projected: ProjectedScene, camera: Camera, viewport: Viewport): void {
     const { entries, canvas, ratio } = this.atlas!
-    const toPixels = (points: Float32Array) => project(points, camera, viewport.width, viewport.height)
+    const toPixels = projector(camera, viewport.width, viewport.height)
     const visible = visibleLabels(scene, projected, viewport, toPixels, (text) => entries.get(text))
     this.labels.grow(visible.length)
     const [point, box, uvBox, colour] = ['point', 'box', 'uvBox', 'colour'].map((name) => this.labels.array(name)) as [Float32Array, Float32Array, Float32Array, Float32Array]

@@ -90,7 +90,6 @@ export const en = {
   massive_tokens: 'massive tokens',
   cloud: 'Point cloud',
   cloud_help: 'Each token is a point in the residual stream, projected onto three axes. Drag to rotate, scroll to zoom, shift-drag to pan.',
-  cloud_without_webgl: 'This browser has no WebGL. The cloud is drawn on a 2D canvas.',
   variance_share: 'These {count} axes show {percent} % of the variance ({axes}).',
   variance_share_before_edits: 'These {count} axes were fitted before the edits. They show {percent} % of the variance after them ({axes}).',
   ghost_legend: 'grey: the path before the edits',
