@@ -15,8 +15,9 @@ async function startPage(target: HTMLElement): Promise<void> {
   const studio: Studio = new Studio(new Client(source), exported?.trace ?? null)
   studio.fileLanguage = exported?.language ?? ''
   await studio.loadLanguage()
+  const started = studio.start() // its requests do not wait for the page to be mounted
   mount(App, { target, props: { studio } })
-  await studio.start()
+  await started
 }
 
 const target = document.getElementById('studio')

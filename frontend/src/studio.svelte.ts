@@ -321,13 +321,17 @@ export class Studio {
     if (this.exportedTrace) return new OpenTrace(this.client, this.exportedTrace, '').listen()
     const { example } = this.state!
     if (isDefault && !text && example) return new OpenTrace(this.client, example, '').listen()
+    if (!text) await this.loadExampleText()
     const body = { model: model || this.state!.model, text: text || this.exampleText, edits: edits.map(({ off: _, ...edit }) => edit), ...options }
     const { id, job } = await this.client.trace(body, signal)
     return new OpenTrace(this.client, id, job).listen()
   }
   private exampleText = ''
   private async loadExampleText(): Promise<void> {
-    if (!this.exampleText && !this.exportedTrace) this.exampleText = this.state!.example ? (await this.client.traceInfo(this.state!.example)).text : SAMPLE_TEXT
+    const { example } = this.state!
+    if (this.exampleText || this.exportedTrace) return
+    const shown = this.trace?.id === example ? this.trace?.info : null
+    this.exampleText = example ? (shown ?? (await this.client.traceInfo(example))).text : SAMPLE_TEXT
   }
 
   private get windowOption(): { window?: number } { return this.link.window === null ? {} : { window: this.link.window } }
@@ -361,7 +365,6 @@ export class Studio {
     const controller = (this.pendingTrace = new AbortController())
     void this.trace?.close() // a new text does not wait for the analyses of this one
     try {
-      await this.loadExampleText()
       const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, ...this.targetOption, signal: controller.signal })
       if (this.trace && request !== this.shownRequest) await Promise.all([trace.arrived, this.project(trace, this.link.axes, this.link.space, this.traceBeforeEdits)])
       if (controller.signal.aborted) await trace.close()
@@ -407,7 +410,6 @@ export class Studio {
     const valueAfter = (prefix: string) => compareWith.slice(prefix.length)
     try {
       if (compareWith === 'before' && this.shownUneditedTrace) return void (this.comparison = this.shownUneditedTrace)
-      await this.loadExampleText()
       const trace = compareWith.startsWith('text:') ? await this.requestTrace(model, this.target ? text : valueAfter('text:'), this.edits, { lines: [], ...(this.target ? { target: valueAfter('text:') } : {}) })
         : compareWith.startsWith('model:') ? await this.requestTrace(valueAfter('model:'), text, [], { lines: [], ...this.windowOption })
         : await this.requestTrace(model, text, [], { lines: [], ...this.windowOption, ...this.targetOption, ...(compareWith === 'untrained' ? { untrained: true } : {}) })

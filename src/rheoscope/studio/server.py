@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,9 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import StreamingResponse
-from starlette.staticfiles import StaticFiles
 
 from rheoscope import __version__
+from rheoscope.catalogue import ANALYSIS_MODULES
 from rheoscope.messages.message import Message
 from rheoscope.report.json_file import dataset_to_json
 from rheoscope.shapes import RheoscopeError
@@ -33,6 +34,7 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
+from rheoscope.studio.page_files import PageFiles
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
 from rheoscope.studio.responses import JSON_TYPE, StudioState, binary_response, json_response
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
@@ -71,7 +73,7 @@ def create_app(
     app.include_router(report_routes.router)
     if page_folder is not None:
         app.include_router(report_routes.page_router)
-        app.mount("/", StaticFiles(directory=page_folder, html=True))
+        app.mount("/", PageFiles(directory=page_folder, html=True))
     return AccessGuard(app, rules)
 
 
@@ -180,7 +182,13 @@ def open_model(studio: StudioState, body: OpenModelBody) -> Response:
 
 @router.get("/catalogue")
 def get_catalogue() -> Response:
-    return json_response(descriptions.catalogue_json())
+    return Response(encode_catalogue(tuple(ANALYSIS_MODULES)), media_type=JSON_TYPE)
+
+
+@lru_cache(maxsize=1)
+def encode_catalogue(names: tuple[str, ...]) -> bytes:
+    """The description of these analyses, which is the same for every visitor."""
+    return wire.encode_json(descriptions.catalogue_json(names))
 
 
 # Texts
