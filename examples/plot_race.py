@@ -1,4 +1,4 @@
-"""Figures of races: final differences, curves, penalty sweeps, cost to reach a target, and geometry during training.
+"""Figures of races: final differences, curves, rate curves, penalty sweeps, cost to reach a target, and geometry during training.
 
     python examples/plot_race.py small.json large.json dial.json … [--out figures]
 
@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from rheoscope.learn.contrasts import AHEAD, BEHIND
-from rheoscope.learn.entrants import BASELINE, parse_penalties, penalty_sweeps
+from rheoscope.learn.entrants import BASELINE, entrant_config, parse_penalties, penalty_sweeps
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
+from rheoscope.learn.rate_curves import MIN_RATES
+from rheoscope.models.config import Config
 from rheoscope.report.style import ACCENT, INK, MUTED, figure_style, new_figure
 from rheoscope.statistics.intervals import student_interval
 
@@ -78,7 +80,9 @@ def forest(races: dict[str, Any]) -> Any:
     names = ranked + [name for race in races.values() for name in plain_entrants(race) if name not in ranked]
     names = list(dict.fromkeys(names))
     n_rows, n_columns = rows_and_columns(len(races), FORESTS_PER_ROW)
-    figure = new_figure(1.7 + 2.0 * n_columns, n_rows * max(1.8, 0.6 + 0.24 * len(names)))
+    figure = new_figure(
+        0.6 + 0.075 * max(map(len, names)) + 2.0 * n_columns, n_rows * max(1.8, 0.6 + 0.24 * len(names))
+    )
     panels = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False).flatten()
     for axes in panels[len(races) :]:
         axes.set_visible(False)
@@ -224,6 +228,49 @@ def penalty_sweep(file: Path, result: Any, penalty: str, sweep: list[tuple[float
     return figure
 
 
+# Rates
+
+
+def projections(names: list[str]) -> dict[str, list[str]]:
+    """The entrants of each projection, the baseline's first."""
+    config, groups = Config(vocabulary=64, width=12, depth=1, heads=1), {}
+    for name in names:
+        groups.setdefault(entrant_config(name, config).projection, []).append(name)
+    return groups
+
+
+def rates(result: Any) -> Any:
+    """Final loss against the learning rate, one panel per projection. The baseline is in every panel."""
+    groups = projections(plain_entrants(result))
+    n_rows, n_columns = rows_and_columns(len(groups), CURVES_PER_ROW - 1)
+    figure = new_figure(4.2 * n_columns, 2.9 * n_rows)
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(groups) :]:
+        axes.set_visible(False)
+    for axes, (projection, names) in zip(panels, groups.items(), strict=False):
+        for name, colour in zip([BASELINE, *names], [INK, *HUES], strict=False):
+            losses = result.loss_by_rate.sel(entrant=name).dropna("rate")
+            axes.plot(
+                losses.rate,
+                losses,
+                "o-",
+                ms=3,
+                lw=1.3,
+                color=colour,
+                zorder=2 + (name == BASELINE),
+                label=name.removeprefix(f"projection={projection},"),
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(result.rate.values, [f"{rate:g}" for rate in result.rate.values])
+        axes.minorticks_off()
+        axes.set_title(f"projection {projection.replace('_', ' ')}", loc="left", fontsize=9)
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel("held-out loss, nats")
+        axes.set_ylim(top=float(result.loss_by_rate.max()) + 0.3)
+        axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
 # Tokens, FLOPs and time
 
 
@@ -311,6 +358,8 @@ def main() -> None:
                 )
             if name in plain:
                 figures[f"race-{name}-target"] = targets(files[name], race)
+            if name in plain and int(race.loss_by_rate.notnull().sum("rate").max()) >= MIN_RATES:
+                figures[f"race-{name}-rates"] = rates(race)
             if name in plain and best_rate_observations(files[name]):
                 figures[f"race-{name}-geometry"] = geometry(files[name], race)
         for name, figure in figures.items():

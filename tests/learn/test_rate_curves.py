@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -172,6 +173,16 @@ def test_the_pace_starts_anew_with_the_main_race(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("time.monotonic", lambda: next(seconds))
     paces = [pace(tokens, total) for tokens, total in [(0, 1000), (900, 1000), (0, 400), (100, 400)]]
     assert str(paces[-1]) == "100 tokens/s, 3 s left"
+
+
+def test_the_example_plots_rate_curves(race_with_curves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = run_path(str(Path(__file__).parents[2] / "examples" / "plot_race.py"))
+    monkeypatch.setattr("sys.argv", ["plot_race.py", str(race_with_curves / "curves"), "--out", str(tmp_path)])
+    script["main"]()
+    assert (tmp_path / "race-curves-rates.png").is_file()
+    assert script["projections"](["qk_norm", "tied_no_diagonal", "projection=tied"]) == {
+        "untied": ["qk_norm"], "tied": ["tied_no_diagonal", "projection=tied"]
+    }  # fmt: skip
 
 
 def test_a_race_that_stops_in_time_continues_to_the_same_files(
