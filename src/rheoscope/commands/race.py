@@ -95,6 +95,9 @@ JoinFile = Annotated[
     Path | None,
     typer.Option("--join", metavar="FILE", help="Add entrants to a race from its --logs file, without retraining it."),
 ]
+SaveDirectory = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Save the winner as a model that rheoscope and transformers open.")
+]
 RacePath = Annotated[Path, typer.Argument(help="The directory of a race, or a file written by --logs.")]
 LogFile = Annotated[
     Path | None, typer.Option("--logs", metavar="FILE", help="Store the logs in one small file that report can read.")
@@ -124,6 +127,7 @@ def run_command(
     job: JobFile = None,
     join: JoinFile = None,
     time_limit: Seconds = None,
+    save: SaveDirectory = None,
     device: TrainingDevice = None,
     deterministic: Deterministic = False,
     workers: Workers = None,
@@ -156,7 +160,7 @@ def run_command(
     }
     options |= {"held_out": held_out, "held_out_tokens": held_out_tokens, "curves": CURVE_SEEDS if curves else None}
     race_job = make_job(job, options, settings or [])
-    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join, time_limit):
+    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join, time_limit, save):
         show_report(out)
 
 

@@ -27,6 +27,7 @@ from rheoscope.learn.race_page import build_page
 from rheoscope.learn.race_plan import Race
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
 from rheoscope.learn.race_tables import report_tables
+from rheoscope.learn.race_winner import check_can_save, save_winner
 from rheoscope.learn.time_limit import TimeLimit
 from rheoscope.learn.train_report import preparation_bar
 from rheoscope.learn.training_time import format_duration
@@ -92,20 +93,18 @@ def run_race_job(
     threads: int | None = None,
     join_logs: Path | None = None,
     time_limit: float | None = None,
+    save: Path | None = None,
 ) -> bool:
     """Prepare the data, then start or continue the race. Returns whether this process prints the report.
 
     With `join_logs`, finished packs are restored from a file of logs. With a `time_limit` in seconds, packs are trained
-    one after another, and the race stops before an interval that would end too late.
+    one after another, and the race stops before an interval that would end too late. `save` is the directory of the winner.
     """
     full_race, choice, limit = job.build_race(), job.build_rate_choice(), TimeLimit.of_seconds(time_limit)
-    full_race.packs()  # raises for an unknown entrant before any data is prepared
-    check_data(job.recipe, [*job.data, *job.held_out])
-    if choice is not None:
-        choice.first_race(full_race)  # raises for unsuitable rates or sizes
+    _check_race(job, full_race, save)
     with distributed_process(device) as process:
         with remove_created(out) if process.is_first else nullcontext(), preparation_bar(process.is_first) as on_stage:
-            task, _ = load_task(
+            task, tokenizer = load_task(
                 job.recipe, full_race.recipe, job.data, job.held_out, out / DATA_FOLDER, process, on_stage
             )
             if process.is_first and join_logs is not None:
@@ -138,7 +137,20 @@ def run_race_job(
             raise SystemExit(130) from None
         if not is_finished and process.is_first:
             _log(_continue_later(out))
+        if save is not None and race is not None and process.is_first and is_finished:
+            _log(save_winner(with_task_vocabulary(race, task).packs(), out, tokenizer, save))
         return process.is_first and is_finished
+
+
+def _check_race(job: Job, race: Race, save: Path | None) -> None:
+    """Raise for what a race cannot do before any data is prepared: an unknown entrant, missing data, unsuitable rates or sizes."""
+    race.packs()
+    check_data(job.recipe, [*job.data, *job.held_out])
+    if save is not None:
+        check_can_save(job.mechanisms, race.recipe.config.form, save)
+    choice = job.build_rate_choice()
+    if choice is not None:
+        choice.first_race(race)
 
 
 def _continue_later(out: Path) -> Message:

@@ -280,7 +280,7 @@ class Config:
     def from_dict(values: dict[str, Any]) -> "Config":
         """A Config from the content of config.json. Raises for an unknown field."""
         field_names = {config_field.name for config_field in fields(Config)}
-        unknown = sorted(set(values) - field_names - {"model_type"})
+        unknown = sorted(set(values) - field_names - {"model_type", "auto_map"})
         if unknown:
             raise RheoscopeError(
                 Message("the config has an unknown field {field!r}; train the model again", field=unknown[0])
