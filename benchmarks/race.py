@@ -3,6 +3,7 @@
     python benchmarks/race.py [--seeds 12] [--batch 16] [--entrants untied,metric,…]
     python benchmarks/race.py --seeds 12 --batch 64     close to the setting of a race
     python benchmarks/race.py --factorial               the 16 entrants of projection x scale x diagonal, without the packing times
+    python benchmarks/race.py --quick --entrants untied+residual=0.1,layerscale     penalties and branches
     python benchmarks/race.py --smallest                two small seeds, few steps, nothing is stored
 
 The model is a decoder of about 3M parameters (width 192, 6 layers, vocabulary of 4096) with 256 tokens per text. On a GPU it runs with
@@ -20,12 +21,12 @@ import torch
 from timing import interleaved, make_parser, ratio, store_rows
 
 from rheoscope.learn.entrant_parts import FACTORIAL, split_entrants
-from rheoscope.learn.entrants import ENTRANTS, canonical_name, entrant_config, n_parameters
+from rheoscope.learn.entrants import ENTRANTS, canonical_name, n_parameters
 from rheoscope.learn.initial_weights import initial_model
 from rheoscope.learn.learner import Learner, make_packed_learner, make_single_learner
 from rheoscope.learn.packed_model import PackingError
 from rheoscope.learn.race import COMPILE_PER_BLOCK
-from rheoscope.learn.race_plan import Pack
+from rheoscope.learn.race_plan import Pack, Race
 from rheoscope.learn.torch_modes import raised_recompile_limit
 from rheoscope.models.config import Config
 from rheoscope.models.recipes import Recipe
@@ -153,9 +154,7 @@ def against_baseline(
         make_learners(baseline_pack, task, device, seeds, COMPILE_PER_BLOCK), baseline_pack, task, device
     )
     for name in names:
-        pack = Pack(
-            name, Recipe(**(vars(recipe) | {"config": entrant_config(name, recipe.config)})), tuple(range(seeds))
-        )
+        pack = Race(recipe, (name,), seeds).packs()[-1]
         start = time.perf_counter()
         try:
             step = stepper(make_learners(pack, task, device, seeds, COMPILE_PER_BLOCK), pack, task, device)

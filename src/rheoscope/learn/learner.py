@@ -18,6 +18,7 @@ from rheoscope.learn.packed_optimiser import clip_per_seed, make_packed_optimise
 from rheoscope.models.cuda_graph_steps import Recorder
 from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimisers, set_rate
 from rheoscope.models.penalty import PenaltyTerm
+from rheoscope.models.qk_clip import clip_queries_keys
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.task import Batch, Task, autocast, seed_generators, with_hidden_states
@@ -143,6 +144,8 @@ class Learner:
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
+        if recipe.config.qk_clip:
+            clip_queries_keys(self.model, recipe.config.qk_clip)
         return total
 
     def _micro_batches(self, batch: Batch, n_micro_batches: int) -> list[MicroBatch]:

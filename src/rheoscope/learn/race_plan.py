@@ -73,8 +73,8 @@ class Race:
     def entrant_recipe(self, entrant: str, config: Config, rate: float) -> Recipe:
         """The recipe of an entrant: the common one with its own model, rate, penalties and training settings."""
         penalties = self.recipe.penalty | parse_penalties(entrant)
-        own_settings: dict[str, Any] = parse_training_settings(entrant)
-        return replace(self.recipe, config=config, rate=rate, penalty=penalties, **own_settings)
+        own_recipe = replace(self.recipe, config=config, rate=rate, penalty=penalties)
+        return own_recipe.with_changes(**parse_training_settings(entrant))
 
     def evaluation_steps(self) -> list[int]:
         """The steps at which all entrants are evaluated: the start, every `evaluate_every` steps, and the end."""

@@ -32,6 +32,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 TOKENS_AS_KEYS = ("full",)
 """Projections whose keys and values are the tokens themselves: one key head, as wide as a token."""
 
+CLIPPED_PROJECTIONS = ("untied", "tied", "gated")
+"""Projections whose queries and keys are both products with free matrices, which QK-clip can shrink."""
+
 EARLIER_PROJECTIONS: dict[str, dict[str, Any]] = {
     "untied_no_diagonal": {"projection": "untied", "diagonal": False},
     "tied_no_diagonal": {"projection": "tied", "diagonal": False},
@@ -77,6 +80,7 @@ FIELD_RULES: dict[str, FieldRule] = {
     "branch_warmup": (lambda value: _is_number(value) and 0 <= value < 1, Message("a number from 0 to below 1"), 0.5),
     "eps": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 1e-5),
     "base": (lambda value: _is_number(value) and value > 0, Message("a positive number"), 10000.0),
+    "qk_clip": (lambda value: _is_number(value) and value >= 0, Message("a number of at least 0"), 30.0),
     "skew_planes": (lambda value: type(value) is int and value >= 0, Message("an integer of at least 0"), 4),
     "options": (_is_json_dict, Message("a dict of values that JSON can hold"), {}),
 }
@@ -102,6 +106,7 @@ class Config:
     - `head_width` is the width d_k of queries and keys. `value_width` is the width d_v of values and defaults to d_k.
     - `hidden` is the width inside the FFN. `context` is the longest text in tokens.
     - `mechanism` and `options` name a mechanism of the zoo.
+    - `qk_clip` is the largest score of a head that training allows (`qk_clip.py`), or 0 for no limit.
     - `projection` says how queries and keys come from tokens, and `values` how values do (`projections.py`).
     - `skew_planes` is half the rank of the skew part of M with projection=skew_planes.
     - `diagonal=False` lets only the first token attend to itself.
@@ -142,6 +147,7 @@ class Config:
     branch_gain: Literal["none", "vector", "number"] = "none"
     attenuation: float = 1.0
     branch_warmup: float = 0.0
+    qk_clip: float = 0.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
     eps: float = 1e-5
@@ -219,6 +225,23 @@ class Config:
                 ),
                 set_fields(branch_gain="none"),
             )
+        has_clipped_scores = (
+            self.mechanism == "scaled_dot"
+            and self.projection in CLIPPED_PROJECTIONS
+            and self.values == "free"
+            and self.heads == self.kv_heads
+            and self.form != "encoder-decoder"
+            and not self.attention
+        )
+        if self.qk_clip and not has_clipped_scores:
+            raise RheoscopeError(
+                Message(
+                    "qk_clip needs scaled dot products, free values, one key head per head, a single stack of layers and "
+                    "projection={projections}",
+                    projections=" | ".join(CLIPPED_PROJECTIONS),
+                ),
+                set_fields(qk_clip=0.0),
+            )
         if self.placement == "post" and self.attenuation != 1:
             raise RheoscopeError(
                 Message(
@@ -273,7 +296,7 @@ class Config:
             "value_width": self.head_width,
         }
         changed = {name: value for name, value in asdict(self).items() if value != defaults[name]}
-        training_only = {"dropout", "attention_dropout", "start", "branch_warmup"}
+        training_only = {"dropout", "attention_dropout", "start", "branch_warmup", "qk_clip"}
         return json.dumps({name: changed[name] for name in changed.keys() - training_only}, sort_keys=True)
 
     @staticmethod

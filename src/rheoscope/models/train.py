@@ -25,11 +25,13 @@ from rheoscope.files import write_file
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.models import training_state
+from rheoscope.models.config import set_fields
 from rheoscope.models.cuda_graph_steps import Recorder, reset_accumulate_grad
 from rheoscope.models.input_encoders import init_embedding
 from rheoscope.models.interrupts import stop_between_steps
 from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimisers, set_rate
 from rheoscope.models.penalty import NEEDS_HIDDEN_STATES, weighted_penalty
+from rheoscope.models.qk_clip import clip_queries_keys
 from rheoscope.models.recipes import Recipe
 from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.run_directory import check_run_directory
@@ -117,6 +119,11 @@ def train(
     with distributed_process(device) as process:
         recipe = replace(recipe, config=recipe.config.with_changes(vocabulary=task.vocabulary))
         task.check(recipe)
+        if recipe.config.qk_clip and process.world_size > 1:
+            raise RheoscopeError(
+                Message("qk_clip needs the scores of the whole batch, so it trains in one process, not in several"),
+                set_fields(qk_clip=0.0),
+            )
         seed_generators(recipe.seed, process.device)
         model = build(recipe.config).to(process.device)
         init_embedding(model, task)
@@ -299,6 +306,8 @@ class Run:
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
+        if self.recipe.config.qk_clip:
+            clip_queries_keys(self.model, self.recipe.config.qk_clip)
         return total
 
     @torch.no_grad()

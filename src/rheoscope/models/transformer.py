@@ -31,6 +31,7 @@ from rheoscope.models.own_attention import OwnAttention
 from rheoscope.models.position_modules import POSITION_ENCODINGS
 from rheoscope.models.projection import Projection, row_counts, separate_projections
 from rheoscope.models.projections import PROJECTIONS
+from rheoscope.models.qk_clip import largest_scores
 from rheoscope.models.residual_branches import deepnet_gain, make_branch_end, residual_scale, xavier_std
 from rheoscope.shapes import RheoscopeError
 
@@ -275,7 +276,8 @@ class SelfAttention(nn.Module):
         self.write = Linear(config.heads * config.value_width, config.width, bias=config.bias)
         mask = as_mask("causal" if causal else None) & (NoMask() if config.diagonal else ExcludeSelf())
         self.mechanism = Attention(config.build_mechanism().with_mask(mask))
-        self.weight_dropout = config.attention_dropout
+        self.weight_dropout, self.tracks_scores = config.attention_dropout, config.qk_clip > 0
+        self.score_maxima: Tensor | None = None
 
     def forward(
         self,
@@ -292,6 +294,10 @@ class SelfAttention(nn.Module):
         mechanism = with_weight_dropout(
             self.mechanism.current_mechanism(), self.weight_dropout if self.training else 0.0
         )
+        if self.tracks_scores and self.training:
+            n_models = 1 if self.read.weight.ndim == 2 else len(self.read.weight)
+            maxima = largest_scores(mechanism, q, k, token_mask, position, n_models)
+            self.score_maxima = maxima if self.score_maxima is None else self.score_maxima.maximum(maxima)
         out, gate = attend(mechanism, q, k, v, token_mask, position), self.projection.gate(rows)
         return self.write((out if gate is None else out * gate).transpose(1, 2).flatten(2))
 
