@@ -15,7 +15,7 @@ from rheoscope.attention.mechanism import Mechanism
 from rheoscope.attention.normaliser.sink import Sink
 from rheoscope.attention.score import Gram, Score, SoftCap
 from rheoscope.messages.message import Message
-from rheoscope.pretrained.finder.blocks import Block, Layer, find_blocks, group_layers
+from rheoscope.pretrained.finder.blocks import Block, find_blocks, group_layers
 from rheoscope.pretrained.finder.entry_norms import begin_at_norms
 from rheoscope.pretrained.finder.feed_forward import feed_forward
 from rheoscope.pretrained.finder.gates import gate_function, read_sinks
@@ -28,6 +28,7 @@ from rheoscope.pretrained.finder.head_matrices import (
 )
 from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap, layer_taps
 from rheoscope.pretrained.finder.key_choice import longest_text_without_choice
+from rheoscope.pretrained.finder.layer_copies import PlacedLayer, every_layer
 from rheoscope.pretrained.finder.masks import every_mask, read_mask
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
@@ -71,7 +72,7 @@ FAMILY = "found"
 def describe(network: Any, file: TapeFile | None = None) -> ModelDescription:
     """The description of a network from one recorded forward pass, or from one that a file has stored."""
     refuse_packed_patches(network)
-    return describe_tape(network, file, record_forward, describe_stream)
+    return describe_tape(network, file, record_forward, describe_stream, lambda x: len(x.layer_heads))
 
 
 @torch.no_grad()
@@ -81,13 +82,14 @@ def describe_stream(network: Any, tape: Tape) -> ModelDescription:
     all_blocks = find_blocks(tape, network, softmaxes)
     own = [block for block in all_blocks if reads_own_points(tape, block)]
     layers = begin_at_norms(tape, group_layers(tape, network, own or all_blocks))
-    blocks = [describe_block(tape, layer.block) for layer in layers]
+    (placed,) = every_layer(tape, layers)
+    blocks = [describe_block(own_tape, layer.block) for own_tape, layer in placed]
     if not reads_tokens(network):
         table = no_vocabulary(tape, layers[0].block.points)
-        return replace(describe_stack(tape, network, layers, blocks, table), is_encoder=True, unembed_scale=None)
+        return replace(describe_stack(tape, network, placed, blocks, table), is_encoder=True, unembed_scale=None)
     is_encoder = any(isinstance(block.heads.mechanism.mask, NoMask) for block in blocks)
     return replace(
-        describe_stack(tape, network, layers, blocks),
+        describe_stack(tape, network, placed, blocks),
         is_encoder=is_encoder,
         **describe_logits(tape, network, layers[-1].output, is_encoder),
     )
@@ -109,11 +111,12 @@ class DescribedBlock:
 def describe_stack(
     tape: Tape,
     network: Any,
-    layers: Sequence[Layer],
+    placed: Sequence[PlacedLayer],
     blocks: Sequence[DescribedBlock],
     table: nn.Embedding | None = None,
 ) -> ModelDescription:
     """The description of a stack of layers, from the embedding to its last norm. `table` is that of the network by default."""
+    layers = [layer for _, layer in placed]
     points = layers[0].block.points
     table = token_table(network) if table is None else table
     embedding = read_embedding(tape, table, points)
@@ -122,12 +125,13 @@ def describe_stack(
     return ModelDescription(
         embed_tap=embed_tap(layers[0]),
         layer_taps=tuple(
-            layer_taps(tape, index, *pair) for index, pair in enumerate(zip(layers, streams, strict=True))
+            layer_taps(own_tape, index, layer, stream)
+            for index, ((own_tape, layer), stream) in enumerate(zip(placed, streams, strict=True))
         ),
         layer_heads=tuple(block.heads for block in blocks),
-        attention_modules=tuple(attention_module(tape, layer.block) for layer in layers),
+        attention_modules=tuple(attention_module(own_tape, layer.block) for own_tape, layer in placed),
         output_projections=tuple(block.output_projection for block in blocks),
-        mlps=tuple(feed_forward(tape, *pair) for pair in zip(layers, streams, strict=True)),
+        mlps=tuple(feed_forward(*pair, stream) for pair, stream in zip(placed, streams, strict=True)),
         embedding=table if isinstance(table, nn.Embedding) else nn.Embedding.from_pretrained(table.weight),
         final_norm=find_final_norm(tape, layers[-1].output),
         embed_projection=embedding.projection,
@@ -222,10 +226,8 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
     """The half-layers of a block and its self-attention."""
     points, end = block.points, block.call.last_operation
     tokens = tape.descendants({points}, end)
-    call = read_softmax_call(tape, block.softmax, tokens)
-    cross = block.cross_softmax
-    cross_weights = None if cross is None else tape.descendants(set(tape.operations[cross].results), end)
-    stream = read_stream(tape, block, tape.descendants({call.weights}, end), cross_weights)
+    call = tape.share(("call", block.softmax), lambda: read_softmax_call(tape, block.softmax, tokens))
+    stream = tape.share(("stream", block.softmax), lambda: _read_half_layers(tape, block, call))
     q, k, *v = (match_projection(tape, rows, points, tokens) for rows in (call.queries, call.keys, *call.all_values))
     if {x.source for x in (k, *v)} != {q.source}:
         raise RheoscopeError(Message("queries, keys and values read different tensors"))
@@ -235,8 +237,9 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
     if outputs.projection is None:
         raise RheoscopeError(Message("no module applies the output matrix of the heads"))
     norm = input_norm(tape, q, points, tokens)
+    mechanism = tape.share(("mechanism", call.index), lambda: mechanism_of(tape, call, q, tokens))
     heads = replace(
-        assemble_heads(projections, outputs.W_O, mechanism_of(tape, call, q, tokens), norm),
+        assemble_heads(projections, outputs.W_O, mechanism, norm),
         b_O=outputs.b_O,
         output_norm=outputs.norm,
         heads_norm=outputs.heads_norm,
@@ -249,9 +252,19 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
         if gate_source != q.source:
             raise RheoscopeError(Message("a gate reads another tensor than the heads"))
         heads = replace(heads, gate=lambda x: factors_of(norm.apply(x)))
-    limits = longest_text_without_growth(tape, call.queries, q, tokens), longest_text_without_choice(call.choices)
-    longest = min((n for n in limits if n is not None), default=None)
+    longest = tape.share(("longest text", call.index), lambda: _longest_text(tape, call, q, tokens))
     return DescribedBlock(stream, heads, outputs.projection, longest)
+
+
+def _read_half_layers(tape: Tape, block: Block, call: SoftmaxCall) -> BlockStream:
+    end, cross = block.call.last_operation, block.cross_softmax
+    cross_weights = None if cross is None else tape.descendants(set(tape.operations[cross].results), end)
+    return read_stream(tape, block, tape.descendants({call.weights}, end), cross_weights)
+
+
+def _longest_text(tape: Tape, call: SoftmaxCall, q: Projection, tokens: set[Value]) -> int | None:
+    limits = longest_text_without_growth(tape, call.queries, q, tokens), longest_text_without_choice(call.choices)
+    return min((n for n in limits if n is not None), default=None)
 
 
 def read_projections(

@@ -26,6 +26,7 @@ from rheoscope.pretrained.finder.describe_network import (
 )
 from rheoscope.pretrained.finder.head_matrices import input_norm
 from rheoscope.pretrained.finder.hook_points import attention_module
+from rheoscope.pretrained.finder.layer_copies import every_layer
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.projections import match_projection
@@ -55,7 +56,11 @@ class PairTape:
 
 def describe_pair(network: Any, file: TapeFile | None = None) -> tuple[ModelDescription, ModelDescription]:
     """The descriptions of the encoder and of the decoder, from one forward pass, or from one that a file has stored."""
-    return describe_tape(network, file, record_pair, describe_streams)
+
+    def n_layers(descriptions: tuple[ModelDescription, ModelDescription]) -> int:
+        return sum(len(x.layer_heads) for x in descriptions)
+
+    return describe_tape(network, file, record_pair, describe_streams, n_layers)
 
 
 @torch.no_grad()
@@ -64,20 +69,23 @@ def describe_streams(network: Any, tape: Tape) -> tuple[ModelDescription, ModelD
     pair = PairTape(tape, tape.counting(target_length(network)))
     source_blocks = find_blocks(pair.source, network, pair.softmaxes(pair.source, pair.source))
     source_layers = group_layers(pair.source, network, source_blocks)
-    source_described = [describe_block(pair.source, layer.block) for layer in source_layers]
     table = None if reads_tokens(network) else no_vocabulary(pair.source, source_layers[0].block.points)
-    encoder = describe_stack(pair.source, network, source_layers, source_described, table)
     memory = source_layers[-1].output
     crossings = pair.softmaxes(pair.target, pair.source)
     target_blocks = find_blocks(pair.target, network, pair.softmaxes(pair.target, pair.target), crossings)
     layers = group_layers(pair.target, network, target_blocks)
-    described = [describe_block(pair.target, layer.block) for layer in layers]
+    sources, crossed = every_layer(pair.source, source_layers, layers)
+    source_described = [describe_block(own_tape, layer.block) for own_tape, layer in sources]
+    encoder = describe_stack(pair.source, network, sources, source_described, table)
+    _, targets = every_layer(pair.target, source_layers, layers)
+    described = [describe_block(own_tape, layer.block) for own_tape, layer in targets]
     decoder = replace(
-        describe_stack(pair.target, network, layers, described, network.get_input_embeddings()),
+        describe_stack(pair.target, network, targets, described, network.get_input_embeddings()),
         cross_heads=tuple(
-            cross_heads(pair, layer.block, block, memory) for layer, block in zip(layers, described, strict=True)
+            cross_heads(PairTape(source, target), layer.block, block, memory)
+            for (source, _), (target, layer), block in zip(crossed, targets, described, strict=True)
         ),
-        cross_attention_modules=tuple(_cross_module(pair.target, layer.block) for layer in layers),
+        cross_attention_modules=tuple(_cross_module(own_tape, layer.block) for own_tape, layer in targets),
         **describe_logits(pair.target, network, layers[-1].output, False),
     )
     return replace(encoder, is_encoder=True), decoder

@@ -24,7 +24,7 @@ def _value_numbers(tape: Tape) -> list[int]:
     for operation in tape.operations:
         if operation.name in UNDETERMINED:
             continue
-        key = _operation_key(operation, numbers.__getitem__)
+        key = operation_key(operation, numbers.__getitem__)
         results = first.setdefault(key, operation.results)
         for value, earlier in zip(operation.results, results, strict=True):
             numbers[value] = earlier
@@ -39,24 +39,25 @@ def replay_key(tape: Tape, targets: Sequence[Value], source: Value) -> Any:
     numbers, local = value_numbers(tape), {source: -1}
     steps = []
     for operation in needed_operations(tape, list(targets), {source}):
-        steps.append(_operation_key(operation, lambda v: local.get(v, numbers[v])))
+        steps.append(operation_key(operation, lambda v: local.get(v, numbers[v])))
         for value in operation.results:
             local[value] = -1 - len(local)
     x = tape.template(source)
     return x.shape, x.dtype, x.device, tuple(steps), tuple(local.get(v, numbers[v]) for v in targets)
 
 
-def _operation_key(operation: Operation, number_of: Callable[[Value], int]) -> Any:
-    return operation.function, _hashable(operation.args, number_of), _hashable(operation.kwargs, number_of)
+def operation_key(operation: Operation, number_of: Callable[[Value], Any]) -> Any:
+    """An operation with a number for every tensor that it reads."""
+    return operation.function, hashable(operation.args, number_of), hashable(operation.kwargs, number_of)
 
 
-def _hashable(arguments: Any, number_of: Callable[[Value], int]) -> Any:
+def hashable(arguments: Any, number_of: Callable[[Value], Any]) -> Any:
     """Nested arguments as tuples, with a number for every tensor. A number of Python carries its type: 1, 1.0 and True differ."""
     kind = type(arguments)
     if kind is Operand:
         return Operand(number_of(arguments.value))
     if kind is tuple or kind is list:
-        return tuple([_hashable(x, number_of) for x in arguments])
+        return tuple([hashable(x, number_of) for x in arguments])
     if kind is dict:
-        return tuple([(name, _hashable(x, number_of)) for name, x in arguments.items()])
+        return tuple([(name, hashable(x, number_of)) for name, x in arguments.items()])
     return (kind, arguments) if kind in NUMBERS else arguments

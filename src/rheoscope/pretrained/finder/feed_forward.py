@@ -20,13 +20,15 @@ def feed_forward(tape: Tape, layer: Layer, stream: BlockStream) -> Callable[[Ten
     start = layer.block.points if stream.is_parallel else stream.before_mlp
     chain = None
     if not layer.opaque_calls and stream.mlp.update is not None:
-        chain = module_chain(tape, StreamReader(tape, layer.block).calls, start, stream.mlp.update)
+        end = stream.mlp.update
+        key = "feed-forward", layer.block.softmax
+        chain = tape.share(key, lambda: module_chain(tape, StreamReader(tape, layer.block).calls, start, end))
     if chain is None:
         module = type(layer.block.call.module).__name__
         return partial(
             _refuse, RheoscopeError(Message("the feed-forward part of {module} is no chain of modules", module=module))
         )
-    return partial(apply_modules, tuple(call.module for call in chain), stream.mlp.factor)
+    return partial(apply_modules, tuple(tape.own(call.module) for call in chain), stream.mlp.factor)
 
 
 def module_chain(tape: Tape, calls: list[ModuleCall], start: Value, end: Value) -> list[ModuleCall] | None:

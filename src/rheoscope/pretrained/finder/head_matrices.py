@@ -45,8 +45,13 @@ def project_together(projections: Iterable[HeadProjection], u: Float[Tensor, "b 
     return tuple(x.rows(*(results[weight] for weight in x.weights)) for x in projections)  # type: ignore[return-value]
 
 
-def module_call_of(tape: Tape, source: Value, result: Value) -> ModuleCall | None:
-    """The call of a module that reads one tensor and returns the other, up to layout."""
+def module_between(tape: Tape, source: Value, result: Value) -> nn.Module | None:
+    """The module that reads one tensor and returns the other, up to layout."""
+    call = tape.share(("call between", source, result), lambda: _call_between(tape, source, result))
+    return None if call is None else tape.own(call.module)
+
+
+def _call_between(tape: Tape, source: Value, result: Value) -> ModuleCall | None:
     calls = tape.share("calls by result", lambda: _calls_by_result(tape))
     source = layout_source(tape, source)
     for call in calls.get(layout_source(tape, result), ()):
@@ -96,7 +101,7 @@ def read_norm(tape: Tape, stage: Normalisation, points: Value, result: Value) ->
     centres = constants.subtracts_mean or (stage.scale is not None and subtracts_mean(tape, stage, points))
     dtype = torch.promote_types(tape.template(points).dtype, torch.float32)
     plain = Norm(lambda x: x, None, None, constants.eps, centres)
-    call = module_call_of(tape, points, result)
+    module = module_between(tape, points, result)
     gain_or_none = None if bool((gain == 1).all()) else gain.to(dtype)
     bias_or_none = None if bool((bias == 0).all()) else bias.to(dtype)
 
@@ -105,7 +110,7 @@ def read_norm(tape: Tape, stage: Normalisation, points: Value, result: Value) ->
         y = y if gain_or_none is None else y * gain_or_none.to(y)
         return (y if bias_or_none is None else y + bias_or_none.to(y)).to(x.dtype)
 
-    own = apply if call is None else partial(first_result, call.module)
+    own = apply if module is None else partial(first_result, module)
     return Norm(own, gain_or_none, bias_or_none, constants.eps, centres)
 
 
@@ -183,9 +188,9 @@ def apply_weight(tape: Tape, part: ProjectionPart) -> WeightFunction:
 
 
 def _weight_function(tape: Tape, part: ProjectionPart) -> WeightFunction:
-    call = module_call_of(tape, part.weight.source, part.weight.result)
-    if call is not None and (is_converted(call.module) or not any(True for _ in call.module.children())):
-        return partial(first_result, call.module)
+    module = module_between(tape, part.weight.source, part.weight.result)
+    if module is not None and (is_converted(module) or not any(True for _ in module.children())):
+        return partial(first_result, module)
     matrix, bias = weight_matrix(tape, part), weight_bias(tape, part)
     return lambda u: u @ matrix if bias is None else u @ matrix + bias
 

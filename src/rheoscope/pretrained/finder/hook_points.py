@@ -23,7 +23,18 @@ def embed_tap(layer: Layer) -> Tap:
 
 def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
     """The taps of a layer in the order of the stream, at the turn of its block."""
-    return tuple(replace(tap, turn=layer.turn, n_turns=layer.n_turns) for tap in _taps(tape, index, layer, stream))
+    taps = tape.share(("taps", layer.block.softmax), lambda: _taps(tape, index, layer, stream))
+    return tuple(
+        replace(
+            tap,
+            step=Step(index, tap.step.kind),
+            module=tape.own(tap.module),
+            writer=None if tap.writer is None else tape.own(tap.writer),
+            turn=layer.turn,
+            n_turns=layer.n_turns,
+        )
+        for tap in taps
+    )
 
 
 def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
@@ -73,4 +84,4 @@ def attention_module(tape: Tape, block: Block) -> nn.Module:
     """The module in which the softmax of a block runs."""
     module = tape.operations[block.softmax].module
     assert module is not None
-    return module
+    return tape.own(module)

@@ -10,7 +10,7 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
 from rheoscope.pretrained.finder.coordinates import coordinate_map, filled_with
 from rheoscope.pretrained.finder.gates import Gate, find_gate
-from rheoscope.pretrained.finder.head_matrices import module_call_of, read_norm
+from rheoscope.pretrained.finder.head_matrices import module_between, read_norm
 from rheoscope.pretrained.finder.norm_of_heads import find_norm_of_heads, read_norm_of_heads
 from rheoscope.pretrained.finder.softmax_calls import SoftmaxCall
 from rheoscope.pretrained.finder.stream import HalfLayer
@@ -46,8 +46,7 @@ def read_outputs(tape: Tape, call: SoftmaxCall, half: HalfLayer, tokens: set[Val
         raise RheoscopeError(Message("the outputs of the heads reach the stream through no single weight matrix"))
     gate = find_gate(tape, call, weight, behind, tokens)
     after = output_columns(tape, weight, target, half.factor if norm is None else 1.0)
-    projection = module_call_of(tape, weight.source, weight.result)
-    module = None if projection is None else projection.module
+    module = module_between(tape, weight.source, weight.result)
     stage_of_heads = find_norm_of_heads(tape, call, weight, behind)
     if stage_of_heads is None:
         return HeadOutputs(_rows_of_heads(tape, call, weight, after, gate), after.bias, norm, module, gate)

@@ -49,6 +49,10 @@ class Projection:
 
 def match_projection(tape: Tape, rows: Value, points: Value, tokens: set[Value]) -> Projection:
     """The chain from the points to the rows that a product reads."""
+    return tape.share(("projection", rows, points), lambda: _match_projection(tape, rows, points, tokens))
+
+
+def _match_projection(tape: Tape, rows: Value, points: Value, tokens: set[Value]) -> Projection:
     parts = match_parts(tape, rows, points, tokens)
     sources = {layout_source(tape, part.first.weight.source) for part in parts}
     if len(sources) != 1:

@@ -236,7 +236,7 @@ def read_rotation(
     constants = tape.ancestors(rows, {source for source, _ in arrivals}) - tokens
     owner = tape.operations[tape.producer[rows]].module
     key = "rotation", type(owner), width, frozenset(v for v in constants if _is_table(tape, v))
-    return tape.share(key, lambda: _read_rotation(tape, rows, arrivals, tokens, width))
+    return tape.original.share(key, lambda: _read_rotation(tape, rows, arrivals, tokens, width))
 
 
 def _is_table(tape: Tape, value: Value) -> bool:

@@ -5,7 +5,8 @@ What is read again is bound to a network. Its tensors are computed only when the
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def to_text(tape: Tape, network: nn.Module) -> tuple[str, dict[str, Tensor]]:
         "kinds": list(kinds),
         "weights": {v: names[id(tape.tensors[v])] for v in sources if id(tape.tensors[v]) in names},
         "equal_values": tape.equal_values,
+        "copies": [[modules[module], modules[original]] for module, original in tape.copies],
         "n_tokens": tape.n_tokens,
         "has_own_size": tape.has_own_size,
     }
@@ -99,12 +101,72 @@ def from_text(text: str, constants: dict[str, Tensor], network: nn.Module) -> Ta
         ],
         templates=templates,
         equal_values=stored["equal_values"],
+        copies=tuple((modules[name], modules[original]) for name, original in stored["copies"]),
         has_own_size=stored["has_own_size"],
     )
     sources = {int(v): weights[name] for v, name in stored["weights"].items()}
     sources |= {int(v): x.to(templates[int(v)].device) for v, x in constants.items()}
     tape.tensors = _Computed(tape, sources, len(templates))
     return tape
+
+
+def bound_to(tape: Tape, original: nn.Module, module: nn.Module) -> Tape:
+    """A stored tape with the weights and modules of another layer in place of those of one that has the same graph.
+
+    Numbers of tensors stay the same. Whatever was found without a weight or module of the layer is taken over.
+    """
+    if module is original:
+        return tape
+    computed = tape.tensors
+    assert isinstance(computed, _Computed)
+    modules = dict(zip(original.modules(), module.modules(), strict=True))
+    tensors = dict(zip(map(id, _weights(original)), _weights(module), strict=True))
+    own = {v: tensors[id(x)] for v, x in computed.sources.items() if id(x) in tensors}
+    changed = tape.descendants(set(own)) | modules.keys()
+    bound = BoundTape(
+        tape.n_tokens, tape.operations, tape.calls,
+        templates=tape.templates, equal_values=tape.equal_values, has_own_size=tape.has_own_size,
+        base=tape, modules=modules, changed=changed,
+    )  # fmt: skip
+    bound.tensors = _Computed(bound, own, len(computed), computed)
+    return bound
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+@dataclass(eq=False)
+class BoundTape(Tape):
+    """The tape of a layer with the modules of another one. `changed` are the tensors and modules that differ."""
+
+    base: Tape = field(kw_only=True)
+    modules: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    changed: set[Any] = field(default_factory=set)
+
+    @property
+    def original(self) -> Tape:
+        return self.base
+
+    def own(self, module: nn.Module) -> nn.Module:
+        return self.modules.get(module, module)
+
+    @cached_property
+    def producer(self) -> dict[Value, int]:
+        return self.base.producer
+
+    @cached_property
+    def readers(self) -> dict[Value, list[int]]:
+        return self.base.readers
+
+    @cached_property
+    def returned(self) -> set[Value]:
+        return self.base.returned
+
+    def share(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The result for the original layer, if nothing was read for it that differs."""
+        result, reads = self.base.shared.get(key, (None, self.changed))
+        return result if self.changed.isdisjoint(reads) else super().share(key, make)
 
 
 class _Templates(Sequence[Tensor]):
@@ -126,26 +188,36 @@ class _Templates(Sequence[Tensor]):
 
 
 class _Computed(Sequence[Tensor]):
-    """The tensors of a tape, each computed when it is first read."""
+    """The tensors of a tape, each computed when it is first read. Those of a bound tape that do not change are the `original` ones."""
 
-    def __init__(self, tape: Tape, available: dict[Value, Tensor], length: int) -> None:
-        self.tape, self.available, self.length = tape, available, length
+    def __init__(
+        self, tape: Tape, sources: dict[Value, Tensor], length: int, original: "_Computed | None" = None
+    ) -> None:
+        self.tape, self.sources, self.length, self.original = tape, sources, length, original
+        self.available = dict(sources)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, value: Value) -> Tensor:  # type: ignore[override]
+        self.tape.reads[-1].add(value)
+        if self.original is not None and not self._is_changed(value):
+            return self.original[value]
         if value not in self.available:
             self._compute(value)
         return self.available[value]
 
+    def _is_changed(self, value: Value) -> bool:
+        return isinstance(self.tape, BoundTape) and value in self.tape.changed
+
     @torch.no_grad()
     def _compute(self, value: Value) -> None:
         tape = self.tape
-        needed = {tape.producer[v] for v in tape.ancestors(value, set(self.available)) if v not in self.available}
+        missing = (v for v in tape.ancestors(value, set(self.available)) if v not in self.available)
+        needed = {tape.producer[v] for v in missing if self.original is None or self._is_changed(v)}
         for index in sorted(needed):
             operation = tape.operations[index]
-            current = tape.template if operation.name in SHAPE_OPERATIONS else self.available.__getitem__
+            current = tape.template if operation.name in SHAPE_OPERATIONS else self.__getitem__
             args, kwargs = with_tensors((operation.args, operation.kwargs), current)
             out = functional(operation.function)(*args, **kwargs)
             self.available.update(zip(operation.results, tensors_of(out), strict=True))

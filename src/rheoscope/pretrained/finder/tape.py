@@ -57,10 +57,10 @@ class Operation:
     @cached_property
     def operands(self) -> tuple[Value, ...]:
         """The tensors whose numbers it reads."""
-        return () if self.name in SHAPE_OPERATIONS else tuple(_operand_values((self.args, self.kwargs)))
+        return () if self.name in SHAPE_OPERATIONS else tuple(operand_values((self.args, self.kwargs)))
 
 
-def _operand_values(arguments: Any) -> Iterator[Value]:
+def operand_values(arguments: Any) -> Iterator[Value]:
     """The tensors among nested arguments, in order."""
     kind = type(arguments)
     if kind is Operand:
@@ -68,7 +68,7 @@ def _operand_values(arguments: Any) -> Iterator[Value]:
     elif kind in NESTED:
         for argument in arguments.values() if kind is dict else arguments:
             if type(argument) in OPERAND_OR_NESTED:
-                yield from _operand_values(argument)
+                yield from operand_values(argument)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +98,16 @@ class Tape:
     operations: list[Operation] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
     tensors: Sequence[Tensor] = field(default_factory=list)
-    shared: dict[Any, Any] = field(default_factory=dict)
-    """What several layers have in common, such as masks and rotary tables, by what it is made of."""
+    shared: dict[Any, tuple[Any, set[Any]]] = field(default_factory=dict)
+    """What several layers have in common, such as masks and rotary tables, by what it is made of, with what was read for it."""
+    reads: list[set[Any]] = field(default_factory=lambda: [set()])
+    """The tensors of a stored tape and the modules that were read for each of the nested results that are being computed."""
     equal_values: list[Value] = field(default_factory=list)
     """For every tensor the first one that equal operations make of the same tensors. It is filled when it is first needed."""
     templates: Sequence[Tensor] | None = None
     """Tensors of the same shapes, dtypes and devices, if those of `tensors` are computed only when they are needed."""
+    copies: tuple[tuple[nn.Module, nn.Module], ...] = ()
+    """Every layer with the one whose graph it has, if layers that repeat an earlier one were removed."""
     has_own_size: bool = False
     """Whether it holds features of the network's own size, so that the places of its tokens are those of every input of this size."""
 
@@ -130,6 +134,16 @@ class Tape:
         """The same operations, as those of a text of `n_tokens` tokens."""
         return replace(self, n_tokens=n_tokens, shared={})
 
+    @property
+    def original(self) -> "Tape":
+        """The tape of the layer whose graph this one has: this tape itself, unless it is that of a copy."""
+        return self
+
+    def own(self, module: nn.Module) -> nn.Module:
+        """The module that a call of this module stands for: another one if the tape is that of a copy of a layer."""
+        self.reads[-1].add(module)
+        return module
+
     def template(self, value: Value) -> Tensor:
         """A tensor with the shape, dtype and device of one on the tape. Its numbers may be missing."""
         return (self.tensors if self.templates is None else self.templates)[value]
@@ -137,8 +151,19 @@ class Tape:
     def share(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make`, computed once for each key."""
         if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]
+            self.shared[key] = self._with_reads(make)
+        result, reads = self.shared[key]
+        self.reads[-1].update(reads)
+        return result
+
+    def _with_reads(self, make: Callable[[], Any]) -> tuple[Any, set[Any]]:
+        """A result, and what was read for it."""
+        reads = set[Any]()
+        self.reads.append(reads)
+        try:
+            return make(), reads
+        finally:
+            self.reads.pop()
 
     def operation_of(self, value: Value) -> Operation | None:
         """The operation that made a tensor."""
@@ -147,6 +172,9 @@ class Tape:
 
     def descendants(self, values: set[Value], last: int | None = None) -> set[Value]:
         """All tensors that depend on these, themselves included, through the operations before `last`."""
+        return self.share(("descendants", frozenset(values), last), lambda: self._descendants(values, last))
+
+    def _descendants(self, values: set[Value], last: int | None) -> set[Value]:
         reached = set(values)
         first = min((index for value in values for index in self.readers.get(value, ())[:1]), default=0)
         for operation in self.operations[first:last]:

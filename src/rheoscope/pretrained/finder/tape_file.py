@@ -21,6 +21,7 @@ from torch import nn
 from rheoscope.files import atomic_file
 from rheoscope.pretrained.finder.garbage_collection import no_collections
 from rheoscope.pretrained.finder.plain_products import is_converted
+from rheoscope.pretrained.finder.repeated_layers import without_repeats
 from rheoscope.pretrained.finder.stored_tape import TapeError, from_text, to_text
 from rheoscope.pretrained.finder.tape import Tape
 
@@ -78,7 +79,11 @@ class TapeFile:
 
 @no_collections()
 def describe_tape(
-    network: nn.Module, file: TapeFile | None, record: Callable[[Any], Tape], describe: Callable[[Any, Tape], T]
+    network: nn.Module,
+    file: TapeFile | None,
+    record: Callable[[Any], Tape],
+    describe: Callable[[Any, Tape], T],
+    n_layers: Callable[[T], int],
 ) -> T:
     """The description of a network from its stored tape, else from one that is recorded and stored."""
     tape = None if file is None else file.read(network)
@@ -91,7 +96,7 @@ def describe_tape(
     tape = record(network)
     description = describe(network, tape)
     if file is not None:
-        file.write(tape, network)
+        file.write(without_repeats(tape, network, n_layers(description)), network)
     return description
 
 

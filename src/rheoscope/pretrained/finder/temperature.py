@@ -29,7 +29,7 @@ def longest_text_without_growth(tape: Tape, rows: Value, projection: Projection,
     if not first:
         return None
     key = "growth", frozenset(v for v in constants if v in tape.returned or v in first), tape.template(rows).shape
-    return tape.share(key, lambda: _longest_text(tape, rows, arrivals, PositionSource(tape, None, first)))
+    return tape.original.share(key, lambda: _longest_text(tape, rows, arrivals, PositionSource(tape, None, first)))
 
 
 def _longest_text(tape: Tape, rows: Value, arrivals: tuple[Arrival, ...], source: PositionSource) -> int | None:
