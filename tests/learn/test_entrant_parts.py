@@ -221,7 +221,8 @@ def test_a_race_that_was_stored_with_fewer_fields_is_continued(tmp_path: Path) -
     """Fields that a config has gained since hold their defaults."""
     settings = Race(recipe(), ("tied",), 2).to_json(task_for(recipe()))
     earlier_config = {name: x for name, x in settings["recipe"]["config"].items() if name not in ("values", "diagonal")}
-    earlier = settings | {"recipe": settings["recipe"] | {"config": earlier_config}}
+    earlier_recipe = {name: x for name, x in settings["recipe"].items() if name != "penalty_warmup"}
+    earlier = settings | {"recipe": earlier_recipe | {"config": earlier_config}}
     (tmp_path / race_files.RACE_FILE).write_text(json.dumps(earlier))
     assert race_files.store_or_check_race(tmp_path, settings)["mechanisms"] == ["untied", "tied"]
     changed = settings | {"recipe": settings["recipe"] | {"config": settings["recipe"]["config"] | {"diagonal": False}}}

@@ -171,7 +171,10 @@ def test_a_training_setting_is_no_point_of_a_sweep() -> None:
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        ("decay=0.3", "an entrant is followed by one of asymmetry, residual, .*, weight_decay, clip, qk_clip, got 'decay=0.3'"),
+        (
+            "decay=0.3",
+            "an entrant is followed by one of asymmetry, residual, .*, weight_decay, clip, qk_clip, penalty_warmup, got 'decay=0.3'",
+        ),
         ("clip", "a term after an entrant has the form NAME=NUMBER, got 'clip'"),
         ("clip=-1", "clip must be between 1e-09 and 1e"),
     ],

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
+from rheoscope.learn.initial_weights import initial_model
+from rheoscope.learn.learner import make_packed_learner
 from rheoscope.models.penalty import (
     PENALTIES,
     PenaltyTerm,
@@ -21,10 +23,11 @@ from rheoscope.models.penalty import (
 from rheoscope.models.projection import linear
 from rheoscope.models.task import Objective
 from rheoscope.models.train import read_log
+from rheoscope.models.training_schedules import set_penalty_ramp, set_schedules
 from rheoscope.models.transformer import build
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import without_jaxtyping_checks
-from tests.learn.cases import Letters
+from tests.learn.cases import Letters, recipe
 from tests.models.runs import run, run_files, small, translator
 from tests.models.test_projections import LINEAR, TIED, model, network
 from tests.pretrained.cases import gap, text
@@ -189,3 +192,27 @@ def test_invalid_penalties_are_refused(strengths: Any) -> None:
     with without_jaxtyping_checks(), pytest.raises(RheoscopeError, match="; type ") as error:
         small(penalty=strengths)
     assert "\n" not in str(error.value)
+
+
+def test_a_penalty_grows_over_its_warm_up(tmp_path: Path) -> None:
+    """The gradient at step t is that of the penalty times min(1, (t + 1) / (fraction · steps)); packed seeds agree."""
+    training_recipe, task = recipe(steps=8, penalty={"residual": 2.0}, penalty_warmup=0.5), Letters()
+    learner = make_packed_learner(
+        [initial_model(training_recipe.config, seed) for seed in (0, 1)], (0, 1), training_recipe, task
+    )
+    for step, expected in ((0, 0.25), (1, 0.5), (3, 1.0), (7, 1.0)):
+        set_schedules(learner.objective, training_recipe, step)
+        x, y = task.batch(0, training_recipe)
+        _, penalty = learner.objective(x.repeat(2, 1), y.repeat(2, 1))
+        set_penalty_ramp(learner.objective, 1.0)
+        assert torch.equal(penalty, expected * learner.objective(x.repeat(2, 1), y.repeat(2, 1))[1])
+    plain, warmed = (tmp_path / name for name in ("plain", "warmed"))
+    run(plain, small(steps=4, penalty={"residual": 1.0}))
+    run(warmed, small(steps=4, penalty={"residual": 1.0}, penalty_warmup=0.5))
+    assert run_files(plain)["model.safetensors"] != run_files(warmed)["model.safetensors"]
+
+
+def test_a_warm_up_without_a_penalty_changes_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "plain", small(steps=2))
+    run(tmp_path / "warmed", small(steps=2, penalty_warmup=0.5))
+    assert run_files(tmp_path / "plain")["model.safetensors"] == run_files(tmp_path / "warmed")["model.safetensors"]

@@ -5,7 +5,7 @@
     metric:parameters               with an FFN width that matches the parameter count of the recipe's own model
     metric:flops                    with an FFN width that matches its FLOPs per token
     metric+residual=0.1             with a penalty added to its loss
-    metric+weight_decay=0.3         with a setting of training of its own: weight_decay, clip or qk_clip
+    metric+weight_decay=0.3         with a setting of training of its own: weight_decay, clip, qk_clip or penalty_warmup
 
 All entrants are compared with the baseline, `untied`.
 """
@@ -167,7 +167,7 @@ SHORT_NAMES = {entrant.parts: name for name, entrant in ENTRANTS.items()}
 """The short names of the combinations that have one."""
 
 
-TRAINING_SETTINGS = ("weight_decay", "clip", "qk_clip")
+TRAINING_SETTINGS = ("weight_decay", "clip", "qk_clip", "penalty_warmup")
 """Settings of a recipe or of its model that an entrant may have for itself. None changes the function of the weights."""
 
 

@@ -20,9 +20,9 @@ from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimi
 from rheoscope.models.penalty import PenaltyTerm
 from rheoscope.models.qk_clip import clip_queries_keys
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.task import Batch, Task, autocast, seed_generators, with_hidden_states
 from rheoscope.models.train import MicroBatch
+from rheoscope.models.training_schedules import set_schedules
 from rheoscope.models.training_state import optimiser_tensors, restore_optimisers
 from rheoscope.models.transformer import Stack
 
@@ -126,8 +126,7 @@ class Learner:
         if recipe.config.dropout or recipe.config.attention_dropout:
             seed_generators((step * 1_000_003 + self.seeds[0]) % 2**63, self.device)
         set_rate(self.optimisers, learning_rate(recipe, step))
-        if recipe.config.branch_warmup:
-            set_branch_warmup(self.model, (step + 1) / recipe.steps)
+        set_schedules(self.objective, recipe, step)
         return self.recorder(lambda *inputs: self._device_step(recipe, *inputs), *batch, token_counts)
 
     def _device_step(self, recipe: Recipe, x: Tensor, y: Tensor, token_counts: Float[Tensor, " seeds"]) -> SeedLosses:
@@ -174,7 +173,7 @@ class Learner:
     def load_state(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Load a saved state onto a device."""
         self.recorder.reset()
-        self.model.to(device)  # buffers, such as position tables
+        self.objective.to(device)  # buffers, such as position tables
         for name, parameter in self.model.named_parameters():
             parameter.data = state[f"weights.{name}"].to(device, copy=True)
         restore_optimisers(self.optimisers, state, "optimiser.")

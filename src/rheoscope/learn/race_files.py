@@ -18,7 +18,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import save_tensors
 from rheoscope.models.config import Config
+from rheoscope.models.recipes import Recipe
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.shapes import RheoscopeError
 
@@ -200,17 +201,18 @@ EXTENDABLE_KEYS = ("mechanisms", "rates", "chosen", *FACT_KEYS)
 """Settings that may be extended in an existing race."""
 
 
-def _with_config_defaults(settings: JsonObject) -> JsonObject:
-    """The settings with every field of the model's config. Earlier versions stored fewer fields, with the same defaults."""
+def _with_recipe_defaults(settings: JsonObject) -> JsonObject:
+    """The settings with every field of the recipe and of its model. Earlier versions stored fewer, with the same defaults."""
     recipe = settings.get("recipe", {})
     if "config" not in recipe:
         return settings
+    defaults = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
     config = asdict(Config.from_dict(recipe["config"]))
-    return settings | {"recipe": recipe | {"config": json.loads(json.dumps(config))}}
+    return settings | {"recipe": json.loads(json.dumps(defaults | recipe | {"config": config}))}
 
 
 def _check_same_race(path: Path, stored: JsonObject, new: JsonObject) -> None:
-    stored, new = _with_config_defaults(stored), _with_config_defaults(new)
+    stored, new = _with_recipe_defaults(stored), _with_recipe_defaults(new)
     _check_same_files(stored, new)
     for name in sorted((set(stored) | set(new)) - {"written_by", "packs", *EXTENDABLE_KEYS}):
         if stored.get(name) != new.get(name):

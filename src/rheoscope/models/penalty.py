@@ -145,10 +145,12 @@ def weighted_penalty(strengths: Mapping[str, float], model: nn.Module, clouds: C
 
 
 class PenaltyTerm(nn.Module):
-    """The penalties of one forward pass: one number per packed model.
+    """The penalties of one forward pass, times a factor that warm-up changes: one number per packed model.
 
     None if no penalty is named or the model is in eval mode.
     """
+
+    ramp: Tensor
 
     def __init__(self, model: nn.Module, strengths: Mapping[str, float]) -> None:
         super().__init__()
@@ -158,6 +160,7 @@ class PenaltyTerm(nn.Module):
                 Advice("penalty={'asymmetry': 0.1}", "--penalty asymmetry=0.1"),
             )
         self.model, self.strengths = model, dict(strengths)
+        self.register_buffer("ramp", torch.ones((), device=next(model.parameters()).device), persistent=False)
 
     def hidden_states(self) -> list[Tensor] | None:
         """An empty list for the forward pass to fill, or None if no penalty reads clouds."""
@@ -165,7 +168,7 @@ class PenaltyTerm(nn.Module):
 
     def forward(self, clouds: list[Tensor] | None) -> PerModel | None:
         return (
-            weighted_penalty(self.strengths, self.model, clouds or ())
+            self.ramp * weighted_penalty(self.strengths, self.model, clouds or ())
             if self.strengths and self.model.training
             else None
         )

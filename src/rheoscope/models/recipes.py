@@ -17,7 +17,7 @@ from rheoscope.shapes import RheoscopeError
 CHOICES = {"schedule": ("cosine", "wsd"), "optimiser": ("adamw", "muon")}
 RANGES = {
     "rate": (0, 1e3), "warmup": (0, 1e9), "floor": (0, 1), "weight_decay": (0, 1e3), "clip": (1e-9, 1e9),
-    "label_smoothing": (0, 1), "held_out": (1e-9, 0.99),
+    "label_smoothing": (0, 1), "held_out": (1e-9, 0.99), "penalty_warmup": (0, 1),
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ class Recipe:
     processed in `accumulate` parts with the same total gradient. The learning rate rises to `rate` over `warmup` steps. After that
     `cosine` decays to `floor` · rate, and `wsd` stays constant and decays to 0 in the last fifth. With `muon`, matrices inside blocks
     use Muon and everything else uses AdamW. `vocabulary` is the size of the tokenizer. `penalty` maps penalties to their strengths,
-    such as {"asymmetry": 0.1} (`penalty.py`).
+    such as {"asymmetry": 0.1} (`penalty.py`). They grow from 0 to their strengths in the fraction `penalty_warmup` of the steps.
     """
 
     config: Config
@@ -51,6 +51,7 @@ class Recipe:
     vocabulary: int | str = 4096
     held_out: float = 0.02
     penalty: dict[str, Any] = field(default_factory=dict)
+    penalty_warmup: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "context", "accumulate", "evaluate_every"):

@@ -33,9 +33,9 @@ from rheoscope.models.optimiser import is_recordable, learning_rate, make_optimi
 from rheoscope.models.penalty import NEEDS_HIDDEN_STATES, weighted_penalty
 from rheoscope.models.qk_clip import clip_queries_keys
 from rheoscope.models.recipes import Recipe
-from rheoscope.models.residual_branches import set_branch_warmup
 from rheoscope.models.run_directory import check_run_directory
 from rheoscope.models.task import Batch, Objective, Task, autocast, evaluate, seed_generators
+from rheoscope.models.training_schedules import set_schedules
 from rheoscope.models.training_state import LogMessage, RunProgress
 from rheoscope.models.transformer import build
 from rheoscope.running.weight_files import default_device
@@ -280,8 +280,7 @@ class Run:
         """One optimiser step. Returns this process's part of the loss per token."""
         seed_generators(_step_seed(self.recipe.seed, step, self.process.rank), self.process.device)
         set_rate(self.optimisers, learning_rate(self.recipe, step))
-        if self.recipe.config.branch_warmup:
-            set_branch_warmup(self.model, (step + 1) / self.recipe.steps)
+        set_schedules(objective, self.recipe, step)
         batch = self.task.batch(step, self.recipe)
         inputs = *self._process_rows(batch), torch.tensor(float(self.task.n_targets(batch)))
         return self.recorder(
