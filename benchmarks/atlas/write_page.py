@@ -4,6 +4,7 @@ python benchmarks/atlas/write_page.py       reads docs/results/atlas/*.json, wri
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from rheoscope.report.atlas_tables import (
     query_atlas,
     side_cards,
 )
+from rheoscope.report.card_blocks import claims_of
 from rheoscope.report.card_clouds import claims_by_name
 from rheoscope.report.draw.paper import to_figure
 from rheoscope.report.forest_plot import signed_number
@@ -48,7 +50,15 @@ def stored_entries(folder: Path = ENTRIES) -> list[AtlasEntry]:
 def pictures(entries: Sequence[AtlasEntry]) -> dict[str, Picture]:
     """The figures of the page by name."""
     result = rs.atlas([card for entry in entries for card in side_cards(entry)])
-    return {"claims": atlas_picture(result), "curves": curves_picture(entries), "heads": heads_picture(entries)}
+    forest = atlas_picture(result)
+    panels = [  # short titles, because a statement is longer than a panel
+        replace(panel, title=claim.name) for panel, claim in zip(forest.panels, claims_of(result), strict=True)
+    ]
+    return {
+        "claims": replace(forest, panels=tuple(panels)),
+        "curves": curves_picture(entries),
+        "heads": heads_picture(entries),
+    }
 
 
 def page_text(entries: Sequence[AtlasEntry]) -> str:

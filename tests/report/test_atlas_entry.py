@@ -36,6 +36,7 @@ def test_an_entry_computed_again_from_scratch_is_equal(name: str) -> None:
 def test_a_stored_entry_is_read_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "llama.json"
     assert entry("llama").save(path).startswith("wrote")
+    assert entry("llama").save(path).startswith("replaced")  # it carries the signature of this package
     assert path.stat().st_size < MAX_BYTES
     read = read_entry(path)
     assert read.to_json() == entry("llama").to_json()

@@ -57,7 +57,7 @@ class AtlasEntry:
 
     def save(self, path: Path) -> str:
         """Write the entry as a signed file."""
-        text = json.dumps({"written_by": signature()} | self.to_json(), ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps({"written_by": signature()} | self.to_json(), ensure_ascii=False, separators=(",", ": "))
         return write_report(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 

@@ -40,17 +40,17 @@ def shared_answers(result: "xarray.Dataset", groups: Mapping[str, str]) -> Lines
 
 
 def answer_sentence(answers: Mapping[str, str], groups: Mapping[str, str]) -> Message:
-    """The answer of all models, or the number of models with each answer, by group if the groups differ."""
+    """The answer of all models, or the number of models with each answer, by group if every group has several models."""
     counts = Counter(answers.values())
     if len(counts) == 1:
         (answer,) = counts
         return Message("{answer} in all {n} models", answer=ANSWERS[answer], n=len(answers))
-    names = dict.fromkeys(groups[model] for model in answers)
-    if len(names) < MIN_MODELS:
+    sizes = Counter(groups[model] for model in answers)
+    if len(sizes) == 1 or min(sizes.values()) < MIN_MODELS:
         return _counted(list(answers.values()))
     parts = [
         Message("{group}: {counts}", group=name, counts=_counted([a for m, a in answers.items() if groups[m] == name]))
-        for name in names
+        for name in sizes
     ]
     return join("; ", parts)
 
