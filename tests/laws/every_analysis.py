@@ -175,7 +175,7 @@ def call_of(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
     return OTHER_FUNCTIONS[name] if name in OTHER_FUNCTIONS else call(name, settings)
 
 
-SLOW = {"relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
+SLOW = {"patch", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
            "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
 """Functions that run the model many times, or backwards. They are tested on few models."""
 SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias], "readout": [move_unembedding]}

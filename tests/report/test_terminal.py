@@ -65,6 +65,7 @@ def test_a_section_is_printed_once_its_analyses_have_run() -> None:
 OPTIONS = {
     "flow": {},
     "covers": {"draws": 2},
+    "patch": {},
     "surgery": {"M": "symmetric"},
     "reverse": {},
     "operators": {"text": TEXT},

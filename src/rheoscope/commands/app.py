@@ -28,6 +28,7 @@ from rheoscope.commands.generate import generate
 from rheoscope.commands.heal import heal
 from rheoscope.commands.learned import learned
 from rheoscope.commands.operators import operators
+from rheoscope.commands.patch import patch
 from rheoscope.commands.race import race
 from rheoscope.commands.reverse import reverse
 from rheoscope.commands.studio import studio
@@ -80,6 +81,7 @@ TRAINING, MACHINE = "Training, corpora and theory", "This machine"
 app.command("flow", rich_help_panel=A_TEXT)(flow)
 app.command("covers", rich_help_panel=A_TEXT)(covers)
 app.command("reverse", rich_help_panel=A_TEXT)(reverse)
+app.command("patch", rich_help_panel=A_TEXT)(patch)
 app.command("surgery", rich_help_panel=A_TEXT)(surgery)
 app.command("analyse", rich_help_panel=A_TEXT, context_settings=analyse_module.CONTEXT_SETTINGS, add_help_option=False)(
     analyse_module.analyse

@@ -1,0 +1,47 @@
+"""`rheoscope patch`: which parts of a model carry the difference between two texts."""
+
+from typing import Annotated
+
+import typer
+
+from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Html, Json, ModelName
+
+
+def patch(
+    text: Annotated[str, typer.Argument(help="The text.", show_default=False)],
+    other: Annotated[
+        str,
+        typer.Argument(help="Another text with as many tokens, which differs in a few of them.", show_default=False),
+    ],
+    answers: Annotated[
+        str,
+        typer.Option(help='The answers of the two texts, as " on| in" (default: the likeliest token after each text).'),
+    ] = "",
+    metric: Annotated[str, typer.Option(help="logit_diff, prob, kl or loss.")] = "logit_diff",
+    token: Annotated[int, typer.Option(help="The position of the prediction; -1 is the last token.")] = -1,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to list.")] = 4,
+    model: ModelName = None,
+    adapter: Adapter = None,
+    explain: Explain = False,
+    json: Json = None,
+    csv: Csv = None,
+    html: Html = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Find the parts of a model that carry the difference between two texts.
+
+    The other text runs with one part from the first text at a time: a point of the stream, an MLP update, or a head. A head
+    is also patched through its weights alone (M) and through its values alone (F).
+
+    Examples:  rheoscope patch "He lived in London. She lived in" "He lived in Paris. She lived in"
+    ·    rheoscope patch "The men who live here" "The man who live here" --answers " are| is" --html pair.html
+    """
+    from rheoscope.report import run_report
+    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.report_plans import REPORTS
+
+    files = run_report.OutputFiles(json, csv, html, None)
+    options = {"other": other, "answers": answers, "metric": metric, "token": token, "top": top}
+    network = load_model(model, device, dtype, adapter=adapter)
+    run_report.run_report(REPORTS["patch"], network, text, options, files, explain=explain)

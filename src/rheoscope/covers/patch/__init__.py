@@ -1,0 +1,1 @@
+"""The analysis `patch`: its computation, its picture and its words."""
