@@ -112,6 +112,21 @@ def test_the_heads_of_an_arm_add_its_displacements(parts: dict[str, str]) -> Non
         assert gap(displacement, expected) <= 1e-9
 
 
+@pytest.mark.parametrize("parts", ARMS, ids=str)
+@torch.no_grad()
+def test_an_encoder_decoder_is_certified_or_refused_in_one_line(parts: dict[str, str]) -> None:
+    config = Config(vocabulary=11, width=16, depth=2, heads=2, hidden=12, context=16, form="encoder-decoder")
+    network = randomised(build(EntrantParts(**parts).apply_to(config))).to(F64)
+    if parts.get("placement") == "peri":
+        with pytest.raises(
+            RheoscopeError, match="cross-attention with placement=peri has no description as M and F"
+        ) as e:
+            rs.load(network)
+        assert "\n" not in str(e.value)
+    else:
+        assert rs.load(network).view.facts["certificate"].closure_error <= 1e-9
+
+
 def test_warm_up_begins_with_early_layers_and_ends_at_1() -> None:
     network = arm(branches="warmup")
     for progress, expected in ((0.125, (1.0, 0.5, 1 / 3, 0.25)), (0.5, (1.0,) * 4), (1.0, (1.0,) * 4)):

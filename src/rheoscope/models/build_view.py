@@ -170,6 +170,8 @@ def head_gates(attention: SelfAttention, norm: Norm, x: Float[Tensor, "b n d"]) 
 def cross_attention_heads(block: Any) -> Heads:
     """The cross-attention heads of a block, behind the norm of the target."""
     cross: CrossAttention = block.cross
+    if isinstance(block.end_cross, nn.RMSNorm):
+        raise RheoscopeError(Message("cross-attention with placement=peri has no description as M and F"))
     query_factors = per_head_factors(cross.ask, (cross.heads, cross.head_width))
     factors = query_factors + per_head_factors(
         cross.read, (cross.kv_heads, cross.head_width), (cross.kv_heads, cross.value_width)
