@@ -94,3 +94,26 @@ def test_the_cloud_is_drawn_again_after_the_browser_has_taken_its_context(
         )
         assert saved_picture(page) == before
         assert errors == []
+
+
+COUNT_CANCELLED_FRAMES = """
+const cancel = cancelAnimationFrame
+window.cancelledFrames = 0
+window.cancelAnimationFrame = (frame) => (window.cancelledFrames++, cancel(frame))
+"""
+
+
+def test_the_animation_restarts_at_steps_and_not_in_every_frame(studio: tuple[Session, str], browser: Any) -> None:
+    """A restart loses the time since the frame began, so the animation would last longer on a busy machine."""
+    with open_page(browser) as (page, errors):
+        page.emulate_media(reduced_motion="no-preference")
+        page.add_init_script(COUNT_CANCELLED_FRAMES)
+        page.goto(f"{studio[1]}#step=0&text=One+day+the+king+took+the+gold+from+the+bank&view=dynamics")
+        wait_for_cloud(page)
+        last_step = int(page.locator("input.steps").get_attribute("max"))
+        before = page.evaluate("cancelledFrames")
+        page.locator("button.play").click()
+        wait_until(page, lambda: page.locator("input.steps").input_value() == str(last_step))
+        page.wait_for_timeout(1000)  # the last half-layer
+        assert 0 < page.evaluate("cancelledFrames") - before <= 2 * last_step + 2
+        assert errors == []
