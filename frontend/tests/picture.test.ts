@@ -1,13 +1,14 @@
 import { describe, expect, it } from 'vitest'
 
-import { Frame, hit, polylines, positionSelection } from '../src/picture/layout'
+import { Frame, hit, polylines, positionSelection, type Zoom } from '../src/picture/layout'
+import { placedLabels } from '../src/picture/label_places'
 import { markSelection, selectionOf } from '../src/picture/selection'
 import { renderPanel, type RenderedMark } from '../src/picture/render_panel'
 import { PLAIN } from './plain_renderer'
 import { cellColour } from '../src/picture/cell_colours'
 import { makeAxis, barPanel, makeCells, makeLine, makePanel } from '../src/picture/panel_builders'
 import { logTicks, formatTicks, legendOf, formatNumber, shadeOf, valueRange, thinTicks, roundTicks } from '../src/picture/scale'
-import type { Line } from '../src/api'
+import type { Label, Line } from '../src/api'
 import { render, type Text } from '../src/messages/message'
 
 describe('numbers and ticks', () => {
@@ -71,6 +72,15 @@ describe('a panel', () => {
     const frame = new Frame(renderPanel(makePanel('', [path]), PLAIN), 300, 200)
     expect(hit(frame, frame.x(0.5), frame.y(0.5) + 4)?.selection).toEqual({ token: 3 })
     expect(hit(frame, frame.x(0.5) + 60, frame.y(0.5) + 40)).toBeNull()
+  })
+  it('leaves out a label that would cover an earlier one, on a narrow panel only', () => {
+    const path: Line = { ...makeLine('path', [0, 1]), x: [0, 1], tip: 'path' }
+    const label = (x: number, text: string): Label => ({ mark: 'label', x, y: 0.5, text, side: 'right', strong: false })
+    const panel = renderPanel(makePanel('', [path, label(0.2, '·garden'), label(0.35, '·bank'), label(0.36, '·ship')]), PLAIN)
+    const shown = (width: number, zoom: Zoom | null = null) => placedLabels(new Frame(panel, width, 400, zoom), panel.marks, zoom !== null).map(({ text }) => text)
+    expect(shown(600)).toEqual(['·garden', '·bank'])
+    expect(shown(200)).toEqual(['·garden'])
+    expect(shown(200, { x: [0.34, 0.37], y: [0, 1] })).toEqual(['·bank', '·ship'])
   })
   it('finds bars', () => {
     const bars = barPanel('t', [{ name: 'a', value: 2 }, { name: 'b', value: -1 }], 'logits')

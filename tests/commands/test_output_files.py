@@ -113,7 +113,7 @@ def test_a_default_report_that_cannot_be_written_is_refused(
 
     Path("file").write_text("mine")
     monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("file/report.html"))
-    assert "type --no-html, or --html with a path in another directory" in refused(TEXT)
+    assert "type --no-html, or --html OTHER_DIR/report.html" in refused(TEXT)
 
 
 @pytest.mark.parametrize("arguments", [[""], [" \n"], ["flow", TEXT, "--compare", ""], ["operators", "--text", " "]])

@@ -163,9 +163,7 @@ def test_settings_that_need_operators_are_refused_before_training(file: Path) ->
     job = make_job(None, {"recipe": "tiny", "mechanisms": [f"{file}:Mean"], "look": "0"}, SETTINGS)
     nonlinear = make_job(None, {"recipe": "tiny", "mechanisms": ["nonlinear_queries"], "look": "0"}, SETTINGS)
     for refused in (job, nonlinear):
-        with pytest.raises(
-            RheoscopeError, match="has no description as M and F to look at; on the command line type no --look"
-        ):
+        with pytest.raises(RheoscopeError, match="has no description as M and F to look at; leave out --look"):
             refused.build_race()
     translator = make_job(None, {"recipe": "translation", "mechanisms": [f"{file}:Mean"]}, [])
     with pytest.raises(RheoscopeError, match="decoders and encoders only"):

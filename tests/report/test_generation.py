@@ -76,7 +76,7 @@ def test_models_of_transformers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RheoscopeError, match=r"is a model of transformers \(gpt2\); type AutoModelForCausalLM"):
         generate_text("a", tmp_path)
     with pytest.raises(
-        RheoscopeError, match=r"there is no directory gpt2; .*type --model with a directory that rheoscope train wrote"
+        RheoscopeError, match=r"there is no directory gpt2; choose one that rheoscope train wrote.*type --model DIR"
     ):
         generate_text("a", Path("gpt2"))
     with pytest.raises(RheoscopeError, match=r"contains no config.json"):
@@ -91,6 +91,6 @@ def test_invalid_settings_and_files_are_refused(tmp_path: Path) -> None:
         generate_text("a", tmp_path, top_p=2.0)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(
-        RheoscopeError, match=r"has no tokenizer.json; .*type --model with a directory that rheoscope train wrote"
+        RheoscopeError, match=r"has no tokenizer.json; choose a directory that rheoscope train wrote.*type --model DIR"
     ):
         generate_text("a", tmp_path)

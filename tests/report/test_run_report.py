@@ -189,7 +189,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_computed(
     monkeypatch.setattr(run_report, "DEFAULT_REPORT_PATH", Path("report.html/below.html"))
     with pytest.raises(
         rs.RheoscopeError,
-        match=r"is a file; .*type --no-html, or --html with a path in another directory",
+        match=r"is a file; .*type --no-html, or --html OTHER_DIR/report.html",
     ):
         OutputFiles(default_page=True)
 

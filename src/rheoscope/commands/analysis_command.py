@@ -53,16 +53,23 @@ from rheoscope.space.trace import Trace
 
 def build_command(name: str) -> Callable[[list[str]], None]:
     """The command of one analysis, a function of its arguments: `build_command("transport")(["The keys"])`."""
-    spec = analysis_by_name(name)
-    options = typeable_options(spec)
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(_command_function(spec, options))
+    app = analysis_app(name)
 
     def run(arguments: list[str]) -> None:
         status = app(arguments, prog_name=f"rheoscope analyse {name}", standalone_mode=False)
         raise typer.Exit(status or 0)
 
     return run
+
+
+def analysis_app(name: str) -> typer.Typer:
+    """An app with one command, whose options are the settings of the analysis."""
+    spec = analysis_by_name(name)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(
+        _command_function(spec, typeable_options(spec))
+    )
+    return app
 
 
 FIELDS_HELP = Message("--explain defines every field, as does docs/analyses.md.")

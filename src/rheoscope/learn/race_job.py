@@ -81,7 +81,7 @@ class Job:
         """The screen or the rate curves that choose the rates, if there are any."""
         if self.screen and self.curves:
             raise RheoscopeError(
-                Message("rates are chosen by a screen or by curves, got both"), Advice("", "--curves without --screen")
+                Message("rates are chosen by a screen or by curves, got both; leave out --screen or --curves")
             )
         if self.curves:
             return RateCurves(self.curves)
@@ -93,7 +93,7 @@ def check_observable(race: Race) -> None:
     for name, config in entrant_configs(race.mechanisms, race.recipe.config).items():
         if config.attention or config.projection in WITHOUT_M:
             raise RheoscopeError(
-                Message("{entrant} has no description as M and F to look at", entrant=name), Advice("", "no --look")
+                Message("{entrant} has no description as M and F to look at; leave out --look", entrant=name)
             )
 
 

@@ -37,8 +37,10 @@ class OwnAttention(nn.Module):
         super().__init__()
         if config.attention not in OWN_ATTENTION:
             raise RheoscopeError(
-                Message("the attention module {name!r} is not loaded", name=config.attention),
-                Advice("", "--entrant FILE.py:CLASS with the file that defines it"),
+                Message(
+                    "the attention module {name!r} is not loaded; name the file that defines it", name=config.attention
+                ),
+                Advice("", "--entrant FILE.py:CLASS"),
             )
         self.module = OWN_ATTENTION[config.attention](config)
         self.takes_rotation = len(signature(self.module.forward).parameters) > 1

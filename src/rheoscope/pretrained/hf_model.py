@@ -114,7 +114,7 @@ class PretrainedPair(Pretrained, EncoderDecoder):
         if not self.network.can_generate():
             raise RheoscopeError(
                 Message("{network} cannot generate targets; give them", network=type(self.network).__name__),
-                Advice("rs.card(model, [(source, target), …])", "--texts FILE, with lines source⇥target"),
+                Advice("rs.card(model, [(source, target), …])", "--texts FILE"),
             )
         ids, is_token = pad_batch(list(sources), self.device)
         settings = copy(self.network.generation_config)

@@ -41,8 +41,11 @@ def generate_text(
     network, tokenizer = load_network(directory, device or default_device())
     if tokenizer is None:
         raise RheoscopeError(
-            Message("{directory} has no tokenizer.json", directory=str(directory)),
-            Advice("", "--model with a directory that rheoscope train wrote"),
+            Message(
+                "{directory} has no tokenizer.json; choose a directory that rheoscope train wrote",
+                directory=str(directory),
+            ),
+            Advice("", "--model DIR"),
         )
     if isinstance(network, Translator):
         print(translate_text(network, tokenizer, prompt))
@@ -126,9 +129,10 @@ def check_rheoscope_model(directory: Path) -> None:
     if not directory.is_dir():
         raise RheoscopeError(
             Message(
-                "there is no directory {directory}; a Hub model generates with transformers", directory=str(directory)
+                "there is no directory {directory}; choose one that rheoscope train wrote",
+                directory=str(directory),
             ),
-            Advice("", "--model with a directory that rheoscope train wrote"),
+            Advice("", "--model DIR"),
         )
     model_type = _model_type(directory / CONFIG)
     if model_type not in (None, "rheoscope"):

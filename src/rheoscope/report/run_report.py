@@ -76,9 +76,7 @@ def _check_default_report() -> None:
     try:
         check_writable(unused_name(DEFAULT_REPORT_PATH))
     except RheoscopeError as error:
-        raise RheoscopeError(
-            error.message, Advice("", "--no-html, or --html with a path in another directory")
-        ) from error
+        raise RheoscopeError(error.message, Advice("", "--no-html, or --html OTHER_DIR/report.html")) from error
 
 
 def run_report(

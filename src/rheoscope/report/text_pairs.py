@@ -18,7 +18,7 @@ OUTPUT_RATIO, EXTRA_OUTPUT = 2, 8
 """A greedy output ends after at most 2 n + 8 tokens, where n is the number of tokens of the longest source of its batch."""
 MIN_TARGET_TOKENS = 4
 """Pairs with shorter greedy outputs are left out: a cloud of fewer tokens has no distances to compare."""
-OWN_TARGETS = Advice("rs.card(model, [(source, target), …])", "--texts FILE, with lines source⇥target")
+OWN_TARGETS = Advice("rs.card(model, [(source, target), …])", "--texts FILE")
 
 
 @dataclass(frozen=True, eq=False)

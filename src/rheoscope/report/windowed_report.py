@@ -82,7 +82,7 @@ def refuse_windows(windows: TextWindows | None, option: str) -> None:
     """Raise if an option for a single text is combined with windows."""
     if windows is not None and len(windows.texts) > 1:
         problem = Message("{option} and {other} exclude each other", option=option, other="--window")
-        raise RheoscopeError(problem, Advice("", "one of them, or --first N"))
+        raise RheoscopeError(problem, Advice("", "--first N"))
 
 
 def window_requests(plan: ReportPlan, options: Options, is_first: bool) -> list[Request]:
