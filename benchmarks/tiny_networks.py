@@ -113,6 +113,7 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), HALF_IMAGE_POSITIONS),
     **{x: {"text_config": HALF_IMAGE_POSITIONS} for x in ("glm4v", "glm46v", "glm_ocr", "glmga", "glm_image")},
     "yolos": {"image_size": [32, 32]},
+    "aimv2_vision_model": {"image_size": 40},
 }  # fmt: skip
 """Model type → fields that its small config needs."""
 

@@ -186,7 +186,7 @@ def test_train_and_generate(tmp_path: Path) -> None:
     [
         (["train", "--list"], ["shakespeare", "124M"]),
         (["dynamics", "--list"], ["sinkformer"]),
-        (["race", "list"], ["qk_norm", "untied"]),
+        (["race", "list"], ["qk_norm", "untied", "branches=rezero", "residual_attention", "weight_decay"]),
         (["analyses"], ["geometry_kept", "transport"]),
     ],
 )

@@ -1,5 +1,6 @@
 """Networks with several towers: each tower is a model, named by `source#tower`."""
 
+import importlib
 import json
 from collections.abc import Callable
 from functools import cache
@@ -132,10 +133,31 @@ def test_a_network_without_towers_refuses_one(tmp_path: Path) -> None:
         rs.load(f"{tmp_path}#vision")
 
 
-def test_packed_patches_are_refused_by_the_name_of_their_input() -> None:
-    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel as Tower
+PACKED = {
+    "qwen2_vl": "Qwen2VisionTransformerPretrainedModel",
+    "qwen2_5_vl": "Qwen2_5_VisionTransformerPretrainedModel",
+    "qwen3_vl": "Qwen3VLVisionModel",
+    "glm4v": "Glm4vVisionModel",
+    "qwen2_5_omni": "Qwen2_5OmniVisionEncoder",
+}
+SMALL_TOWER = {
+    "depth": 1,
+    "embed_dim": 16,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 16,
+}
 
-    config = hf.Qwen2VLConfig().vision_config
-    config.depth, config.embed_dim, config.hidden_size, config.num_heads = 1, 16, 16, 2
-    with pytest.raises(RheoscopeError, match="packs the patches of several images into one sequence"):
-        rs.load(Tower(config))
+
+@pytest.mark.parametrize("model_type", PACKED)
+def test_packed_patches_are_refused_by_the_name_of_their_input(model_type: str) -> None:
+    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    tower = getattr(module, PACKED[model_type])
+    config = tower.config_class()
+    for name, size in SMALL_TOWER.items():
+        setattr(config, name, size)
+    with pytest.raises(RheoscopeError) as error:
+        rs.load(tower(config))
+    assert f"{PACKED[model_type]} packs the patches of several images into one sequence (grid_thw" in str(error.value)
+    assert "\n" not in str(error.value)

@@ -73,7 +73,10 @@ PARTS: dict[str, dict[str, PartValue]] = {
         "tied": PartValue(
             Message("W_Q = W_K: queries and keys share one coordinate system"), set_fields(projection="tied")
         ),
-        **{f"skew_{planes}": skew_dial(planes) for planes in (0, 1, 2, 4, 8)},
+        "skew_0": PartValue(
+            Message("M is a symmetric matrix with eigenvalues of both signs"), set_fields(projection="skew_planes")
+        ),
+        **{f"skew_{planes}": skew_dial(planes) for planes in (1, 2, 4, 8)},
         "skew_full": PartValue(
             Message("M is a symmetric matrix plus a skew-symmetric matrix of the same rank, on the same coordinates"),
             lambda config: {"projection": "skew_planes", "skew_planes": config.head_width // 2},

@@ -10,7 +10,7 @@ from typing import Any
 from rheoscope.files import check_outputs, remove_created
 from rheoscope.learn.distributed_race import run_distributed_race
 from rheoscope.learn.entrant_parts import describe_parts
-from rheoscope.learn.entrants import ENTRANTS
+from rheoscope.learn.entrants import ENTRANTS, TRAINING_SETTINGS
 from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 from rheoscope.learn.own_entrants import is_own_entrant
 from rheoscope.learn.race import OnProgress, PackObserver, TrainingMode, run_race, with_task_vocabulary
@@ -35,6 +35,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.catalogue import render
 from rheoscope.messages.message import Message
 from rheoscope.models.corpus_sources import check_data, load_task
+from rheoscope.models.penalty import PENALTIES
 from rheoscope.models.recipes import parse_setting
 from rheoscope.models.task import Task
 from rheoscope.models.train import Process, distributed_process
@@ -66,6 +67,15 @@ def show_entrants() -> None:
     terminal.print_block(Table(Message("Entrants with short names"), header, rows, frozenset({0, 1})))
     terminal.print_line(
         Message("NAME:parameters and NAME:flops have the FFN width that matches the size of the recipe's own model."),
+        "dim",
+    )
+    terminal.print_line(
+        Message(
+            "NAME+residual=0.1 adds a penalty to the loss ({penalties}). NAME+weight_decay=0.3 changes a setting of the "
+            "training ({settings}). Several may follow each other.",
+            penalties=", ".join(PENALTIES),
+            settings=", ".join(TRAINING_SETTINGS),
+        ),
         "dim",
     )
 

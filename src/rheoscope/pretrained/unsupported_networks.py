@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.network_inputs import base_network, main_input, random_features
+from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.network_walk import modules_of
 from rheoscope.shapes import RheoscopeError
 
@@ -53,6 +56,43 @@ def refuse_packed_patches(network: Any) -> None:
                 network=type(network).__name__,
             ),
             Advice("rs.load('NAME#text')", "--model 'NAME#text'"),
+        )
+
+
+def refuse_hidden_patches(network: Any) -> None:
+    """Raise for a network that hides random patches of an image, so that two runs have other points (ViT-MAE)."""
+    has_noise = "noise" in inspect.signature(base_network(network).forward).parameters
+    if has_noise and not _is_repeatable(network):
+        raise RheoscopeError(
+            Message(
+                "{network} hides random patches (noise, mask_ratio), so two runs on the same image differ, expected the same points",
+                network=type(network).__name__,
+            )
+        )
+
+
+@torch.no_grad()
+def _is_repeatable(network: Any) -> bool:
+    base, features = base_network(network), {main_input(network): random_features(network)}
+    with eval_mode(base):
+        return torch.equal(base(**features)[0], base(**features)[0])
+
+
+def refuse_other_mask(network: Any) -> None:
+    """Raise for a network that runs its base model with another mask than the base model has by itself (BLIP's text decoder)."""
+    base = network.base_model
+    own, inner = (inspect.signature(x.forward).parameters.get("is_decoder") for x in (network, base))
+    if own is not None and inner is not None and own.default != inner.default:
+        raise RheoscopeError(
+            Message(
+                "{network} runs {base} with is_decoder={own}, but {base} alone has is_decoder={inner}, so logits and points have different "
+                "masks; open the base model",
+                network=type(network).__name__,
+                base=type(base).__name__,
+                own=str(own.default),
+                inner=str(inner.default),
+            ),
+            Advice("rs.load(network.base_model)"),
         )
 
 

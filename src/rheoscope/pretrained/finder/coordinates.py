@@ -85,8 +85,10 @@ def is_positions(tape: Tape, value: Value) -> bool:
     x = tape.template(value)
     if x.is_floating_point() or x.dtype is torch.bool or x.shape[-1:] != (tape.n_tokens,) or x.numel() % tape.n_tokens:
         return False
-    steps = tape.tensors[value].reshape(-1, tape.n_tokens).diff(dim=-1)
-    return bool((steps == 1).all())
+    numbers = tape.tensors[value]
+    if numbers.shape != x.shape:  # experts of other weights receive another number of tokens
+        return False
+    return bool((numbers.reshape(-1, tape.n_tokens).diff(dim=-1) == 1).all())
 
 
 def _positions_from_zero(tape: Tape, source: Value, target: Value) -> dict[Value, Tensor]:

@@ -56,7 +56,7 @@ from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
 from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
-from rheoscope.pretrained.unsupported_networks import refuse_packed_patches
+from rheoscope.pretrained.unsupported_networks import refuse_hidden_patches, refuse_other_mask, refuse_packed_patches
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
@@ -72,12 +72,31 @@ FAMILY = "found"
 def describe(network: Any, file: TapeFile | None = None) -> ModelDescription:
     """The description of a network from one recorded forward pass, or from one that a file has stored."""
     refuse_packed_patches(network)
+    refuse_hidden_patches(network)
+    refuse_other_mask(network)
     return describe_tape(network, file, record_forward, describe_stream, lambda x: len(x.layer_heads))
 
 
-@torch.no_grad()
 def describe_stream(network: Any, tape: Tape) -> ModelDescription:
-    """The description of a network with one stream."""
+    """The description of a network with one stream. Raises if the axis of tokens has the size of another axis."""
+    try:
+        return _describe_stream(network, tape)
+    except RheoscopeError:
+        raise
+    except Exception as error:
+        if reads_tokens(network) or tape.n_tokens not in network_sizes(network):
+            raise
+        raise RheoscopeError(
+            Message(
+                "{network} reads inputs of {n} tokens alone, and weights have {n} rows or columns too, so the axis of tokens is unknown",
+                network=type(network).__name__,
+                n=tape.n_tokens,
+            )
+        ) from error
+
+
+@torch.no_grad()
+def _describe_stream(network: Any, tape: Tape) -> ModelDescription:
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
     all_blocks = find_blocks(tape, network, softmaxes)
     own = [block for block in all_blocks if reads_own_points(tape, block)]
