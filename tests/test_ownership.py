@@ -26,6 +26,7 @@ OTHER_MEANINGS = {
     ("studio/particle_simulation.py", "clusters"): "a number of the wire format",
     ("pretrained/finder/", "stack"): "an operation of PyTorch",
     ("commands/", "operators"): "a command",
+    ("commands/", "patch"): "a command",
     ("commands/", "surgery"): "a command",
 }
 """(file or folder, name) → what the word means there. These words do not refer to the analysis."""

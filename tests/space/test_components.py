@@ -37,7 +37,7 @@ def test_head_parts_equal_the_dense_F_and_biases_are_the_rest(name: str) -> None
         weights = torch.stack([trace.weights(layer, head) for head in range(block.n_heads)])
         expected = block.apply_gate(weights @ content, x)
         if block.output_norm is not None:
-            total = (block.outputs(x) @ block.W_O).sum(0)
+            total = (block.outputs(x) @ block.W_O).sum(0) + (0 if block.b_O is None else block.b_O)
             expected = expected * (total.square().mean(-1, keepdim=True) + block.output_norm.eps).rsqrt()
         assert distance(displacements, expected) <= 1e-5
         total_displacement = trace.displacements(layer).sum(0) + trace.bias(layer)

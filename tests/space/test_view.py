@@ -49,7 +49,8 @@ def test_weights_share_memory_with_the_model(name: str) -> None:
     """The View uses the model's tensors without copies."""
     storages = {x.untyped_storage().data_ptr() for x in model(name).network.parameters()}
     for block in model(name).view.layer_heads:
-        branch = name in ours.CASES and ours.CASES[name].branch != 1  # folded into W_O
+        config = ours.CASES.get(name)
+        branch = config is not None and (config.branch != 1 or config.branch_gain != "none")  # folded into W_O
         has_tokens_as_keys = name in ours.CASES and ours.CASES[name].projection in TOKENS_AS_KEYS  # W_K = W_V = I
         key_maps = () if has_tokens_as_keys else (block.W_K, block.W_V)
         for W in (block.W_Q, *key_maps, *(() if branch else (block.W_O,))):

@@ -29,7 +29,7 @@ def patch(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Find the parts of a model that carry the difference between two texts.
+    """Find what carries the difference between two texts.
 
     The other text runs with one part from the first text at a time: a point of the stream, an MLP update, or a head. A head
     is also patched through its weights alone (M) and through its values alone (F).
