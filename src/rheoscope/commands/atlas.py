@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.completion import complete_from
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, Html, Json, Series, Stream
+from rheoscope.commands.option_groups import OutputOptions, with_option_groups
+from rheoscope.commands.options import Device, Dtype, Series, Stream
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.message import Message
 from rheoscope.report.hub_cache import cached_hub_names
 
 
+@with_option_groups
 def atlas(
     models: Annotated[
         list[str] | None,
@@ -37,13 +39,11 @@ def atlas(
             metavar="SQL", help="Rows of the tables models, claims, curves and heads of stored models (DuckDB)."
         ),
     ] = None,
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
     stream: Stream = None,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Put the cards of several models side by side.
 
@@ -58,9 +58,8 @@ def atlas(
     from rheoscope.report.atlas_report import CardRequest, run_atlas
     from rheoscope.report.card_texts import read_texts
     from rheoscope.report.progress_bars import open_model
-    from rheoscope.report.run_report import OutputFiles
 
-    files = OutputFiles(json, csv, html, input_path=texts)
+    files = output.files(texts)
     names = list(models or [])
     if not names and series is None:
         raise UsageProblem(Message("rheoscope atlas needs models or --series"), "rheoscope atlas default gpt2")
@@ -70,4 +69,4 @@ def atlas(
         read_entry(Path(name)) if name.endswith(".json") else open_model(name, device, dtype, stream=stream)
         for name in names
     )
-    run_atlas(chain(sources, checkpoints), request, files, explain, query)
+    run_atlas(chain(sources, checkpoints), request, files, output.explain, query)

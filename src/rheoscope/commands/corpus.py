@@ -1,13 +1,15 @@
 """`rheoscope corpus run|resume|status|query|report`: the same analyses over a whole corpus."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rheoscope.commands.command_group import CommandGroup
 from rheoscope.commands.completion import analysis_names, complete_from, complete_list_from, device_names
-from rheoscope.commands.options import Address, Dtype, ModelName, Threads, Workers, split_names
+from rheoscope.commands.option_groups import WorkerOptions, with_option_groups
+from rheoscope.commands.options import Dtype, ModelName, split_names
 from rheoscope.commands.variadic_options import VariadicCommand
 
 corpus = typer.Typer(cls=CommandGroup, help="Run analyses over a whole corpus: run, resume, query, report.")
@@ -49,28 +51,40 @@ DeviceName = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """The settings of a job. Those that are None come from the job file, or are the defaults."""
+
+    texts: TextFiles = None
+    model: ModelName = None
+    analyses: AnalysisNames = None
+    length: Length = None
+    least: MinTokens = None
+    pack: Pack = None
+    column: Column = None
+    batch: Batch = None
+    shard: ShardSize = None
+    top: Top = None
+    tokens: TokenRows = None
+    untrained: Untrained = None
+    device: DeviceName = None
+    dtype: Dtype = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The settings that were typed."""
+        names = None if self.analyses is None else split_names(self.analyses)
+        return {name: value for name, value in (asdict(self) | {"analyses": names}).items() if value is not None}
+
+
 @corpus.command("run", cls=VariadicCommand)
+@with_option_groups
 def run_command(
     out: Annotated[Path, typer.Option(help="The folder of the run. An existing run is resumed.")],
-    texts: TextFiles = None,
-    model: ModelName = None,
-    analyses: AnalysisNames = None,
     settings: Settings = None,
     job: JobFile = None,
-    length: Length = None,
-    least: MinTokens = None,
-    pack: Pack = None,
-    column: Column = None,
-    batch: Batch = None,
-    shard: ShardSize = None,
-    top: Top = None,
-    tokens: TokenRows = None,
-    untrained: Untrained = None,
-    device: DeviceName = None,
-    dtype: Dtype = None,
-    workers: Workers = None,
-    address: Address = None,
-    threads: Threads = None,
+    *,
+    options: JobOptions,
+    cluster: WorkerOptions,
 ) -> None:
     """Run analyses on every text of a corpus. The same command resumes a run that was stopped or killed.
 
@@ -80,21 +94,15 @@ def run_command(
     from rheoscope.corpus.corpus_job import apply_settings, job_from_mapping, settings_from_toml
     from rheoscope.corpus.corpus_report import run_corpus
 
-    options = {
-        "texts": texts, "model": model, "length": length, "least": least, "pack": pack, "column": column, "batch": batch,
-        "shard": shard, "top": top, "tokens": tokens, "untrained": untrained, "device": device, "dtype": dtype,
-        "analyses": None if analyses is None else split_names(analyses),
-    }  # fmt: skip
-    job_settings = ({} if job is None else settings_from_toml(job)) | {
-        name: value for name, value in options.items() if value is not None
-    }
+    job_settings = ({} if job is None else settings_from_toml(job)) | options.to_mapping()
     base_job = job_from_mapping(job_settings)
     full_job = job_from_mapping(job_settings | {"analyses": apply_settings(base_job.analyses, settings or [])})
-    run_corpus(full_job, out, workers, address, threads)
+    run_corpus(full_job, out, **asdict(cluster))
 
 
 @corpus.command("resume")
-def resume_command(folder: Folder, workers: Workers = None, address: Address = None, threads: Threads = None) -> None:
+@with_option_groups
+def resume_command(folder: Folder, *, cluster: WorkerOptions) -> None:
     """Resume a run that was stopped or killed, and repair a damaged one. Intact shards are not computed again.
 
     Examples:  rheoscope corpus resume run    ·    rheoscope corpus resume run --workers 4
@@ -102,7 +110,7 @@ def resume_command(folder: Folder, workers: Workers = None, address: Address = N
     from rheoscope.corpus.corpus_report import run_corpus
     from rheoscope.corpus.manifest import recover_manifest
 
-    run_corpus(recover_manifest(folder).job, folder, workers, address, threads)
+    run_corpus(recover_manifest(folder).job, folder, **asdict(cluster))
 
 
 @corpus.command("status")

@@ -1,31 +1,29 @@
 """`rheoscope flow`, the default command: what a text does in a model, with a report."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rheoscope.commands.completion import complete_from, space_names
+from rheoscope.commands.option_groups import ModelOptions, TextOptions, with_option_groups
 from rheoscope.commands.options import (
-    Adapter,
     Audio,
     Csv,
-    Device,
-    Dtype,
     Explain,
     Fast,
-    File,
-    First,
     Image,
     Json,
-    ModelName,
-    Stream,
     TargetText,
-    Text,
     Window,
     one_medium,
     refuse_both,
 )
+
+if TYPE_CHECKING:
+    from rheoscope.report.input_media import Medium
+    from rheoscope.report.run_report import OutputFiles
 
 ComparedText = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, compared with the first layer by layer.")
@@ -43,28 +41,48 @@ ReportFile = Annotated[
 NoReport = Annotated[bool, typer.Option("--no-html", help="Write no report.")]
 
 
+@dataclass(frozen=True)
+class FlowInput(TextOptions):
+    """A text, an image or a sound, and what it is compared with."""
+
+    image: Image = None
+    audio: Audio = None
+    target: TargetText = None
+    compare: ComparedText = None
+    window: Window = None
+
+    def medium(self) -> "Medium | None":
+        """The image or the sound, if there is one. Raises if it is combined with options for texts."""
+        names = ("text", "file", "target", "compare", "first", "window")
+        return one_medium(self.image, self.audio, **{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is printed and written."""
+
+    full: Full = False
+    fast: Fast = False
+    explain: Explain = False
+    json: Json = None
+    csv: Csv = None
+    html: ReportFile = None
+    no_html: NoReport = False
+
+    def files(self, *source: Any) -> "OutputFiles":
+        """The files, by default with a report; `source` is the path of the input and the option that named it."""
+        from rheoscope.report.run_report import OutputFiles
+
+        return OutputFiles(self.json, self.csv, self.html, *source, default_page=not self.no_html)
+
+
+@with_option_groups
 def flow(
-    text: Text = None,
-    file: File = None,
-    image: Image = None,
-    audio: Audio = None,
-    target: TargetText = None,
-    compare: ComparedText = None,
-    first: First = None,
-    window: Window = None,
-    model: ModelName = None,
-    adapter: Adapter = None,
+    source: FlowInput,
     space: SpaceOption = "raw",
-    full: Full = False,
-    fast: Fast = False,
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: ReportFile = None,
-    no_html: NoReport = False,
-    device: Device = None,
-    dtype: Dtype = None,
-    stream: Stream = None,
+    *,
+    network: ModelOptions,
+    output: ReportOptions,
 ) -> None:
     """Show what a text does in a model, and write a report.
 
@@ -79,33 +97,29 @@ def flow(
     """
     from rheoscope.flow.cloud import check_space
     from rheoscope.report import run_report, windowed_report
-    from rheoscope.report.input_text import check_target, check_text, clean_typed_text, resolve_text
+    from rheoscope.report.input_text import check_target, check_text, clean_typed_text
     from rheoscope.report.long_texts import split_into_windows
-    from rheoscope.report.progress_bars import open_model
     from rheoscope.report.text_report import TEXT_REPORT
     from rheoscope.running.pair_sides import sides_for
 
-    refuse_both("--html", html is not None, "--no-html", no_html)
+    refuse_both("--html", output.html is not None, "--no-html", output.no_html)
     check_space(space)
-    plan = TEXT_REPORT
-    text_options = {"text": text, "file": file, "target": target, "compare": compare, "first": first, "window": window}
-    medium = one_medium(image, audio, **text_options)
-    check_text(compare)
-    check_target(target)
+    settings, shown = {"space": space}, (output.fast, output.explain)
+    medium = source.medium()
+    check_text(source.compare)
+    check_target(source.target)
     if medium is not None:
-        files = run_report.OutputFiles(json, csv, html, medium.path, medium.option, not no_html)
+        files = output.files(medium.path, medium.option)
         medium.check()
-        sides = medium.sides(open_model(model, device, dtype, stream=stream, adapter=adapter), target)
-        run_report.run_report(plan, *sides, {"space": space}, files, fast, explain, full)
+        sides = medium.sides(network.open(), source.target)
+        run_report.run_report(TEXT_REPORT, *sides, settings, files, *shown, output.full)
         return
-    input_text = resolve_text(text, file, first)
-    files = run_report.OutputFiles(json, csv, html, file, default_page=not no_html)
-    opened_model = open_model(model, device, dtype, stream=stream, adapter=adapter)
-    network, input_text = sides_for(opened_model, input_text, target)
-    windows = split_into_windows(network, input_text, first, window)
-    if compare is None:
-        windowed_report.run_on_windows(plan, network, windows, {"space": space}, files, fast, explain, full=full)
+    text, files = source.resolve(), output.files(source.file)
+    model, text = sides_for(network.open(), text, source.target)
+    windows = split_into_windows(model, text, source.first, source.window)
+    if source.compare is None:
+        windowed_report.run_on_windows(TEXT_REPORT, model, windows, settings, files, *shown, full=output.full)
     else:
         windowed_report.refuse_windows(windows, "--compare")
-        text_pair = windows.texts[0], split_into_windows(network, clean_typed_text(compare), first).texts[0]
-        run_report.compare_texts(plan, network, text_pair, {"space": space}, files, fast, explain)
+        compared_text = split_into_windows(model, clean_typed_text(source.compare), source.first).texts[0]
+        run_report.compare_texts(TEXT_REPORT, model, (windows.texts[0], compared_text), settings, files, *shown)

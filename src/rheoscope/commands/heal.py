@@ -1,12 +1,14 @@
 """`rheoscope heal`: make every M symmetric, then measure how much fine-tuning restores the loss."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rheoscope.commands.completion import complete_list_from
-from rheoscope.commands.options import Csv, Device, Explain, Html, Json, ModelName, split_names
+from rheoscope.commands.option_groups import OutputOptions, with_option_groups
+from rheoscope.commands.options import Device, ModelName, split_names
 
 TextFiles = Annotated[list[Path], typer.Option(help="Text files to fine-tune on. The last windows are held out.")]
 ArmsFolder = Annotated[Path, typer.Option(help="The folder of the arms. Finished arms are not trained again.")]
@@ -21,23 +23,29 @@ Arms = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class FineTuning:
+    """How long and on which windows every arm is fine-tuned."""
+
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per arm.")] = 200
+    batch: Annotated[int, typer.Option(min=1, help="Windows per batch.")] = 8
+    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 256
+    rate: Annotated[float, typer.Option(help="Learning rate of AdamW, without weight decay.")] = 5e-5
+    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 20
+    held_out: Annotated[int, typer.Option(min=1, help="Windows on which the loss is measured.")] = 32
+    seed: Annotated[int, typer.Option(help="Seed of the data order and of the random arms.")] = 0
+
+
+@with_option_groups
 def heal(
     data: TextFiles,
     out: ArmsFolder,
     model: ModelName = None,
     arms: Arms = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps per arm.")] = 200,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per batch.")] = 8,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 256,
-    rate: Annotated[float, typer.Option(help="Learning rate of AdamW, without weight decay.")] = 5e-5,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 20,
-    held_out: Annotated[int, typer.Option(min=1, help="Windows on which the loss is measured.")] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of the data order and of the random arms.")] = 0,
     device: Device = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    explain: Explain = False,
+    *,
+    training: FineTuning,
+    output: OutputOptions,
 ) -> None:
     """Make every M symmetric and fine-tune until the loss recovers.
 
@@ -48,8 +56,7 @@ def heal(
     """
     from rheoscope.learn.healing import HealingSettings
     from rheoscope.learn.healing_report import run_healing
-    from rheoscope.report.run_report import OutputFiles
 
-    healing_settings = HealingSettings(steps, batch, length, rate, every, held_out, seed)
+    settings = HealingSettings(**asdict(training))
     arm_names = None if arms is None else split_names(arms)
-    run_healing(model, device, data, out, healing_settings, arm_names, OutputFiles(json, csv, html), explain)
+    run_healing(model, device, data, out, settings, arm_names, output.files(), output.explain)

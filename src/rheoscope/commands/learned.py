@@ -5,20 +5,20 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Csv, Explain, Html, Json, Text
+from rheoscope.commands.option_groups import OutputOptions, with_option_groups
+from rheoscope.commands.options import Text
 
 RunDirectory = Annotated[
     Path, typer.Argument(help="A run that was trained with --look, or a directory of checkpoints of any training run.")
 ]
 
 
+@with_option_groups
 def learned(
     run: RunDirectory,
     text: Text = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    explain: Explain = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Show how geometry formed during a training run.
 
@@ -30,7 +30,6 @@ def learned(
     """
     from rheoscope.learn.geometry_report import show_learned
     from rheoscope.report.input_text import resolve_text
-    from rheoscope.report.run_report import OutputFiles
 
     input_text = None if text is None else resolve_text(text, None, None)
-    show_learned(run, OutputFiles(json, csv, html), explain, input_text)
+    show_learned(run, output.files(), output.explain, input_text)

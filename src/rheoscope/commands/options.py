@@ -48,6 +48,13 @@ ModelName = Annotated[
         autocompletion=complete_from(cached_hub_names),
     ),
 ]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A Hugging Face name or a directory (default: the model that ships, also named default).",
+        autocompletion=complete_from(cached_hub_names),
+    ),
+]
 Adapter = Annotated[
     str | None,
     typer.Option(metavar="DIR", help="The directory or the hub name of a peft adapter, such as LoRA, on the model."),

@@ -1,5 +1,6 @@
 """`rheoscope race run|report|list`: mechanisms trained under one budget, and who learns faster."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,17 +8,8 @@ import typer
 
 from rheoscope.commands.command_group import CommandGroup
 from rheoscope.commands.completion import complete_from, complete_list_from, entrant_names, recipe_names
-from rheoscope.commands.options import (
-    Address,
-    Csv,
-    Explain,
-    Html,
-    Json,
-    Threads,
-    TrainingDevice,
-    Workers,
-    split_names,
-)
+from rheoscope.commands.option_groups import OutputOptions, WorkerOptions, with_option_groups
+from rheoscope.commands.options import TrainingDevice, split_names
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.commands.variadic_options import VariadicCommand
 from rheoscope.messages.message import Message
@@ -108,31 +100,57 @@ Target = Annotated[
 Halves = Annotated[bool, typer.Option("--halves", help="Choose rates on half of the seeds and judge on the others.")]
 
 
+@dataclass(frozen=True)
+class RaceOptions:
+    """The settings of a race. Those that are not typed come from the job file, or are the defaults."""
+
+    recipe: RecipeName = None
+    mechanisms: Mechanisms = ""
+    entrant: Entrants = None
+    seeds: Seeds = None
+    rates: Rates = ""
+    screen: ScreenSize = None
+    curves: HasCurves = False
+    data: Data = None
+    held_out: HeldOut = None
+    held_out_tokens: HeldOutTokens = None
+    steps: Steps = None
+    look: ObservedSteps = ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The settings as a job file has them."""
+        from rheoscope.learn.entrant_parts import split_entrants
+        from rheoscope.learn.rate_curves import CURVE_SEEDS
+
+        values = {name: value for name, value in asdict(self).items() if name != "entrant"}
+        return values | {
+            "mechanisms": [*split_entrants(self.mechanisms), *(self.entrant or [])],
+            "rates": _parse_rates(self.rates),
+            "curves": CURVE_SEEDS if self.curves else None,
+        }
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a race is run."""
+
+    join_logs: JoinFile = None
+    time_limit: Seconds = None
+    save: SaveDirectory = None
+    device: TrainingDevice = None
+    deterministic: Deterministic = False
+
+
 @race.command("run", cls=VariadicCommand)
+@with_option_groups
 def run_command(
     out: OutDirectory,
-    recipe: RecipeName = None,
-    mechanisms: Mechanisms = "",
-    entrant: Entrants = None,
-    seeds: Seeds = None,
-    rates: Rates = "",
-    screen: ScreenSize = None,
-    curves: HasCurves = False,
-    data: Data = None,
-    held_out: HeldOut = None,
-    held_out_tokens: HeldOutTokens = None,
     settings: Settings = None,
-    steps: Steps = None,
-    look: ObservedSteps = "",
     job: JobFile = None,
-    join: JoinFile = None,
-    time_limit: Seconds = None,
-    save: SaveDirectory = None,
-    device: TrainingDevice = None,
-    deterministic: Deterministic = False,
-    workers: Workers = None,
-    address: Address = None,
-    threads: Threads = None,
+    *,
+    options: RaceOptions,
+    run: RunOptions,
+    cluster: WorkerOptions,
 ) -> None:
     """Train every entrant with every seed, and print who is ahead. The same command resumes a stopped race.
 
@@ -143,37 +161,27 @@ def run_command(
     ·    rheoscope race run two_moons --mechanisms metric,tied --out moons    ·    rheoscope race run --job race.toml --out run
     ·    rheoscope race run --job race.toml --join published.json --mechanisms metric --data book.txt --out run
     """
-    if job is None and (recipe is None or not (mechanisms or entrant)):
+    if job is None and (options.recipe is None or not (options.mechanisms or options.entrant)):
         raise UsageProblem(
             Message("a race needs a recipe and --mechanisms or --entrant, or --job"),
             "rheoscope race run RECIPE --mechanisms A,B --data FILE… --out DIR",
         )
-    from rheoscope.learn.entrant_parts import split_entrants
     from rheoscope.learn.race_report import make_job, run_race_job, show_report
-    from rheoscope.learn.rate_curves import CURVE_SEEDS
 
-    options: dict[str, Any] = {"recipe": recipe, "seeds": seeds, "screen": screen, "steps": steps, "look": look}
-    options |= {
-        "mechanisms": [*split_entrants(mechanisms), *(entrant or [])],
-        "rates": _parse_rates(rates),
-        "data": data,
-    }
-    options |= {"held_out": held_out, "held_out_tokens": held_out_tokens, "curves": CURVE_SEEDS if curves else None}
-    race_job = make_job(job, options, settings or [])
-    if run_race_job(race_job, out, device, deterministic, workers, address, threads, join, time_limit, save):
+    race_job = make_job(job, options.to_mapping(), settings or [])
+    if run_race_job(race_job, out, **asdict(run), **asdict(cluster)):
         show_report(out)
 
 
 @race.command("report")
+@with_option_groups
 def report_command(
     path: RacePath,
     target: Target = None,
     halves: Halves = False,
     logs: LogFile = None,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    explain: Explain = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Report a race: who is ahead of the baseline, who is behind, and what is not resolved.
 
@@ -181,7 +189,7 @@ def report_command(
     """
     from rheoscope.learn.race_report import show_report
 
-    show_report(path, target, halves, logs, json, csv, html, explain)
+    show_report(path, target, halves, logs, **asdict(output))
 
 
 @race.command("list")

@@ -4,41 +4,21 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import (
-    Adapter,
-    Csv,
-    Device,
-    Dtype,
-    Explain,
-    File,
-    First,
-    Html,
-    Json,
-    ModelName,
-    Stream,
-    Text,
-)
+from rheoscope.commands.option_groups import ModelOptions, OutputOptions, TextOptions, with_option_groups
 
 
+@with_option_groups
 def reverse(
-    text: Text = None,
-    file: File = None,
+    source: TextOptions,
     target: Annotated[
         str | None, typer.Option(help="The target token, or its id as #262 (default: the most probable one).")
     ] = None,
     token: Annotated[
         int, typer.Option(help="The position that predicts it, counted from 0, or from the end if negative.")
     ] = -1,
-    first: First = None,
-    model: ModelName = None,
-    adapter: Adapter = None,
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    stream: Stream = None,
+    *,
+    network: ModelOptions,
+    output: OutputOptions,
 ) -> None:
     """Show how the loss would change attention, head by head.
 
@@ -47,19 +27,13 @@ def reverse(
 
     Examples:  rheoscope reverse "The keys to the cabinet are" --target " on"    ·    rheoscope reverse --file notes.txt --json pull.json
     """
-    from rheoscope.report import run_report
-    from rheoscope.report.input_text import resolve_text
     from rheoscope.report.long_texts import truncate_text
     from rheoscope.report.parse_options import parse_token
-    from rheoscope.report.progress_bars import load_model
     from rheoscope.report.report_plans import REPORTS
+    from rheoscope.report.run_report import run_report
 
-    input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
-    network, target_token = (
-        load_model(model, device, dtype, stream=stream, adapter=adapter),
-        None if target is None else parse_token(target),
-    )
-    options = {"target": target_token, "token": token}
-    run_report.run_report(
-        REPORTS["reverse"], network, truncate_text(network, input_text, first), options, files, explain=explain
-    )
+    text, files = source.resolve(), output.files(source.file)
+    model = network.open_for_one_text()
+    options = {"target": None if target is None else parse_token(target), "token": token}
+    text = truncate_text(model, text, source.first)
+    run_report(REPORTS["reverse"], model, text, options, files, explain=output.explain)

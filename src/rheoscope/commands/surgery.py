@@ -1,18 +1,15 @@
 """`rheoscope surgery`: the loss after M or F of some heads is replaced."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, First, Html, Json, ModelName, Stream, Text
+from rheoscope.commands.option_groups import ModelOptions, OutputOptions, TextOptions, with_option_groups
 
 
+@with_option_groups
 def surgery(
-    text: Text = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Read the text from this file. A longer text gives narrower intervals.")
-    ] = None,
+    source: TextOptions,
     heads: Annotated[
         str | None, typer.Option(help="Heads as layer.head,… or a layer as L5 (default: every head).")
     ] = None,
@@ -20,21 +17,14 @@ def surgery(
     F: Annotated[str | None, typer.Option("--F", help="Replace F by: symmetric, 'rank 8', …")] = None,
     per_head: Annotated[bool, typer.Option(help="Edit each head alone, one after the other.")] = False,
     draws: Annotated[int, typer.Option(min=1, max=10_000, help="Random controls of each kind.")] = 1,
-    first: First = None,
-    model: ModelName = None,
-    adapter: Adapter = None,
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    stream: Stream = None,
+    *,
+    network: ModelOptions,
+    output: OutputOptions,
 ) -> None:
     """Measure what replacing M or F of some heads costs.
 
     M is the QK circuit and F the OV circuit of a head. The loss after the edit is compared with random edits of the same
-    size and with ablation.
+    size and with ablation. A longer text gives narrower intervals.
 
     Examples:  rheoscope surgery "The keys to the cabinet are on the table" --heads 2.1,3.2 --M symmetric
     ·    rheoscope surgery --file notes.txt --model gpt2 --M "rank 8" --json cost.json
@@ -42,26 +32,23 @@ def surgery(
     from rheoscope.covers.comparison_arms import COMPARISONS, SIZE_MATCHED, Comparisons
     from rheoscope.messages.advice import Advice
     from rheoscope.messages.message import Message
-    from rheoscope.report import run_report
-    from rheoscope.report.input_text import resolve_text
     from rheoscope.report.long_texts import truncate_text
     from rheoscope.report.parse_options import parse_heads
-    from rheoscope.report.progress_bars import load_model
     from rheoscope.report.report_plans import REPORTS
+    from rheoscope.report.run_report import run_report
     from rheoscope.shapes import RheoscopeError
 
-    input_text, files = resolve_text(text, file, first), run_report.OutputFiles(json, csv, html, file)
+    text, files = source.resolve(), output.files(source.file)
     if M is None and F is None:
         raise RheoscopeError(Message("nothing to replace"), Advice("", Message("--M symmetric or --F symmetric")))
-    network = load_model(model, device, dtype, stream=stream, adapter=adapter)
+    model = network.open_for_one_text()
     comparisons = Comparisons(SIZE_MATCHED.names if per_head else COMPARISONS, draws=draws)
     options = {
-        "heads": parse_heads(heads, network.view),
+        "heads": parse_heads(heads, model.view),
         "M": M,
         "F": F,
         "per_head": per_head,
         "comparisons": comparisons,
     }
-    run_report.run_report(
-        REPORTS["surgery"], network, truncate_text(network, input_text, first), options, files, explain=explain
-    )
+    text = truncate_text(model, text, source.first)
+    run_report(REPORTS["surgery"], model, text, options, files, explain=output.explain)

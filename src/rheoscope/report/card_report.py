@@ -26,14 +26,14 @@ def run_card(
     model: RunnableModel,
     texts: Sequence[Any] | None,
     media: Sequence[Medium],
-    draws: int,
-    untrained: int,
-    seed: int,
-    cache: bool,
     files: OutputFiles,
-    explain: bool,
+    explain: bool = False,
+    **settings: Any,
 ) -> None:
-    """Compute a card over texts, images or sounds, print one row per claim, and write the requested files."""
+    """Compute a card over texts, images or sounds, print one row per claim, and write the requested files.
+
+    `settings` are those of `rs.card`.
+    """
     terminal = Terminal(console(), [], explain)
     terminal.print_line(model.view.summary, "dim")
     with progress_bar(Message("tracing the texts")) as start_task:
@@ -41,7 +41,7 @@ def run_card(
             model, texts = model_of_media(model, media), [file.path for file in media]
         elif texts is not None:
             texts = prepare_texts(model, for_model(model, texts), start_task)
-        result = card(model, texts, draws, untrained, seed, cache, start_task)
+        result = card(model, texts, **settings, progress=start_task)
     terminal.print_block(claim_table(result))
     terminal.console.print()
     for line in [summary_line(result), *pair_lines(result), *skipped_lines(result)]:
