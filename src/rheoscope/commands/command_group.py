@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from rheoscope.commands.help_text import lay_out_help
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.closest_name import closest_name
 from rheoscope.messages.message import Message
@@ -17,6 +18,11 @@ LANGUAGE_OPTION = "--lang"
 
 class CommandGroup(TyperGroup):
     """A group in which no argument prints the help, and a mistyped command is an error of one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for command in self.commands.values():
+            command.help = command.help and lay_out_help(command.help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])

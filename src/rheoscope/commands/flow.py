@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -69,11 +69,11 @@ class ReportOptions:
     html: ReportFile = None
     no_html: NoReport = False
 
-    def files(self, *source: Any) -> "OutputFiles":
-        """The files, by default with a report; `source` is the path of the input and the option that named it."""
+    def files(self, input_path: Path | None, input_option: str = "--file") -> "OutputFiles":
+        """The files, by default with a report. `input_option` is the option that named the input."""
         from rheoscope.report.run_report import OutputFiles
 
-        return OutputFiles(self.json, self.csv, self.html, *source, default_page=not self.no_html)
+        return OutputFiles(self.json, self.csv, self.html, input_path, input_option, not self.no_html)
 
 
 @with_option_groups

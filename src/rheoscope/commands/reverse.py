@@ -35,5 +35,5 @@ def reverse(
     text, files = source.resolve(), output.files(source.file)
     model = network.open_for_one_text()
     options = {"target": None if target is None else parse_token(target), "token": token}
-    text = truncate_text(model, text, source.first)
-    run_report(REPORTS["reverse"], model, text, options, files, explain=output.explain)
+    first_tokens = truncate_text(model, text, source.first)
+    run_report(REPORTS["reverse"], model, first_tokens, options, files, explain=output.explain)

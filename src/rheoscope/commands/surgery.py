@@ -50,5 +50,5 @@ def surgery(
         "per_head": per_head,
         "comparisons": comparisons,
     }
-    text = truncate_text(model, text, source.first)
-    run_report(REPORTS["surgery"], model, text, options, files, explain=output.explain)
+    first_tokens = truncate_text(model, text, source.first)
+    run_report(REPORTS["surgery"], model, first_tokens, options, files, explain=output.explain)
