@@ -18,6 +18,7 @@ attention_gradients                   the backward pass in closed form, with the
 self_attention_gradients              the same with respect to the tokens, split into query, key and value paths
 weight_statistics                     entropy, sinks and distances of the weights, without storing the weights
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
+Pair, read_pairs, patch_pairs         minimal pairs of texts, a file of them, and patching with intervals over pairs
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
 resumable_trace                       the traces of texts, layer by layer in a folder, so that an interrupted run continues
 source_model, target_model            the encoder and the decoder of an encoder-decoder as models of one text each
@@ -57,8 +58,11 @@ _PUBLIC_MODULES = {
     "open_corpus": "rheoscope.corpus.corpus_result",
     "over_series": "rheoscope.checkpoint_series",
     "over_texts": "rheoscope.running.over_texts",
+    "Pair": "rheoscope.covers.patch.pairs",
+    "patch_pairs": "rheoscope.covers.patch.over_pairs",
     "path_weights": "rheoscope.covers.composition.analysis",
     "plot": "rheoscope.report.draw_result",
+    "read_pairs": "rheoscope.covers.patch.pair_files",
     "register_with_transformers": "rheoscope.pretrained.attention_interface",
     "resumable_trace": "rheoscope.running.resumable_trace",
     "reversed_map": "rheoscope.covers.reversed_attention.analysis",

@@ -1,5 +1,6 @@
 """`rheoscope patch`: which parts of a model carry the difference between two texts."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,18 +9,24 @@ from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Htm
 
 
 def patch(
-    text: Annotated[str, typer.Argument(help="The text.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(help="The text.", show_default=False)] = None,
     other: Annotated[
-        str,
+        str | None,
         typer.Argument(help="Another text with as many tokens, which differs in a few of them.", show_default=False),
-    ],
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="A .jsonl, .csv or .tsv file with clean, corrupt, answers and spans, in place of two texts."),
+    ] = None,
     answers: Annotated[
         str,
         typer.Option(help='The answers of the two texts, as " on| in" (default: the likeliest token after each text).'),
     ] = "",
     metric: Annotated[str, typer.Option(help="logit_diff, prob, kl or loss.")] = "logit_diff",
     token: Annotated[int, typer.Option(help="The position of the prediction; -1 is the last token.")] = -1,
-    top: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to list.")] = 4,
+    top: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to patch token by token.")
+    ] = 4,
     model: ModelName = None,
     adapter: Adapter = None,
     explain: Explain = False,
@@ -32,16 +39,26 @@ def patch(
     """Find what carries the difference between two texts.
 
     The other text runs with one part from the first text at a time: a point of the stream, an MLP update, or a head. A head
-    is also patched through its weights alone (M) and through its values alone (F).
+    is also patched through its weights alone (M) and through its values alone (F). A file of pairs gives means with intervals.
 
     Examples:  rheoscope patch "He lived in London. She lived in" "He lived in Paris. She lived in"
     ·    rheoscope patch "The men who live here" "The man who live here" --answers " are| is" --html pair.html
+    ·    rheoscope patch --pairs pairs.jsonl --json effects.json
     """
-    from rheoscope.report import run_report
+    from rheoscope.covers.patch.over_pairs import patch_pairs
+    from rheoscope.covers.patch.pair_files import read_pairs
+    from rheoscope.report import pairs_report, run_report
+    from rheoscope.report.input_text import resolve_pair
     from rheoscope.report.progress_bars import load_model
     from rheoscope.report.report_plans import REPORTS
 
-    files = run_report.OutputFiles(json, csv, html, None)
-    options = {"other": other, "answers": answers, "metric": metric, "token": token, "top": top}
+    texts, files = resolve_pair(text, other, pairs), run_report.OutputFiles(json, csv, html, pairs, "--pairs")
+    options = {"answers": answers, "metric": metric, "token": token, "top": top}
+    read = [] if pairs is None else read_pairs(pairs)
     network = load_model(model, device, dtype, adapter=adapter)
-    run_report.run_report(REPORTS["patch"], network, text, options, files, explain=explain)
+    if texts is None:
+        runs = {"patch": lambda: patch_pairs(network, read, **options)}
+        pairs_report.run_on_pairs(REPORTS["patch"], network, runs, files, explain)
+        return
+    options["other"] = texts[1]
+    run_report.run_report(REPORTS["patch"], network, texts[0], options, files, explain=explain)

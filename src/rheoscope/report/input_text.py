@@ -51,6 +51,26 @@ def resolve_text(text: str | None, file: Path | None, n_first: int | None = None
     return content
 
 
+def resolve_pair(text: str | None, other: str | None, pairs: Path | None) -> tuple[str, str] | None:
+    """Two typed texts, or None if a file of pairs is given instead. Exactly one source must be given.
+
+    >>> resolve_pair("The men who", "The man who", None), resolve_pair(None, None, Path("pairs.jsonl"))
+    (('The men who', 'The man who'), None)
+    """
+    if pairs is not None and text is None:
+        return None
+    if text is None or other is None or pairs is not None:
+        problem = (
+            Message("expected two texts, got one")
+            if pairs is None and text is not None
+            else Message("expected two texts, or --pairs with a file of them")
+        )
+        raise RheoscopeError(problem, Advice("", 'rheoscope patch "The men who live here" "The man who live here"'))
+    for single_text in (text, other):
+        check_text(single_text)
+    return clean_typed_text(text), clean_typed_text(other)
+
+
 def check_text(text: str | None) -> None:
     """Raise if a text is empty or white space. None means that no text was given, which is allowed here.
 

@@ -5,7 +5,8 @@ base text ── model ──► measure            the base run, with one part 
 donor text ── a point, a head, its weights, its values, or an MLP update
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -13,30 +14,34 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.layer_inputs import provenance
-from rheoscope.covers.patch.metrics import ANSWER_SEPARATOR, METRICS, find_answers
-from rheoscope.covers.patch.patched_runs import HEAD_PARTS, PatchedRuns
+from rheoscope.covers.patch.metrics import ANSWER_SEPARATOR, METRICS
+from rheoscope.covers.patch.pairs import Pair, PairBatch, join_texts, unequal_lengths
+from rheoscope.covers.patch.patched_runs import HEAD_PARTS, PatchedRuns, both_directions
 from rheoscope.covers.relation_swap.analysis import check_unembedding, reordered_ids
 from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
-from rheoscope.shapes import RheoscopeError
+from rheoscope.running.runner import RunnableModel
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.model import Model, Text, check_same_weights
+from rheoscope.space.model import Text, check_same_weights
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Choices, Seed, TokenIndex, Top
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 if TYPE_CHECKING:
     import xarray
 
 DIRECTIONS = ("restore", "disrupt")
+N_PARTS = 1 + len(HEAD_PARTS)
+"""The rows of a layer: its MLP, and the parts of its heads."""
 Metric = Annotated[str, Choices(tuple(METRICS))]
 
 
 @torch.no_grad()
 def patch(
-    model: Model,
+    model: RunnableModel,
     trace: Trace,
     other: Text | None = None,
     answers: str = "",
@@ -78,69 +83,85 @@ def patch(
     >>> result.attrs["answers"], round(float(result.stream.sel(direction="restore", step="embed")[5]), 4)
     (' London| Paris', 1.0)
     """
+    batch = pair_batch(model, trace, other, answers, metric, token, seed)
+    changes, strongest = measure_changes([batch], top)
+    total = changes.pop("total")
+    values = {name: safe_divide(change[..., 0] * total.sign(), total.abs()) for name, change in changes.items()}
+    values |= {"metric_text": batch.metrics[0, 0], "metric_other": batch.metrics[1, 0]}
+    coords = coordinates(trace, pair_tokens(trace.tokens, batch.corrupt.tokens[0]), strongest)
+    return PATCH.label(values, coords, provenance(trace, True, **pair_settings(batch), seed=seed))
+
+
+def pair_batch(
+    model: RunnableModel, trace: Trace, other: Text | None, answers: str, metric: str, token: int, seed: int
+) -> PairBatch:
+    """A text and another one as a batch of one pair, whose groups are its tokens."""
     check_same_weights(model, trace)
     check_unembedding(model)
-    other_trace = model.trace(reordered_ids(trace.ids, seed) if other is None else other)
+    pair = Pair(trace, reordered_ids(trace.ids, seed) if other is None else other, answers)
+    other_trace = model.trace(pair.corrupt)
     if len(other_trace) != len(trace):
-        raise RheoscopeError(
-            Message(
-                "other must have as many tokens as the text ({expected}), got {received}; use another text",
-                expected=len(trace),
-                received=len(other_trace),
-            )
-        )
-    log_probs = model.run_batch(torch.stack([trace.ids, other_trace.ids]))[:, token].double().log_softmax(-1)
-    found_answers = find_answers(model, answers, *log_probs)
+        raise unequal_lengths(len(trace), len(other_trace))
+    groups, names = torch.eye(len(trace), dtype=torch.bool)[None], tuple(map(str, range(len(trace))))
+    texts = Traces.from_trace(trace), Traces.from_trace(other_trace)
+    return join_texts(model, *texts, groups, names, [pair], answers, metric, token)
 
-    def measure(rows: Float[Tensor, "b v"]) -> Float[Tensor, " b"]:
-        return METRICS[metric](rows, found_answers)
 
-    runs = (
-        PatchedRuns(model, other_trace, trace, measure, token),
-        PatchedRuns(model, trace, other_trace, measure, token),
-    )
-    values, strongest = measure_effects(runs, measure(log_probs), top)
-    answer_strings = model.token_strings([found_answers.clean, found_answers.corrupt])
-    settings = {
-        "other": other_trace.text or "".join(other_trace.tokens),
-        "answers": ANSWER_SEPARATOR.join(answer_strings),
-        "metric": metric,
-        "token": token,
-        "seed": seed,
+def pair_settings(batch: PairBatch) -> dict[str, Any]:
+    """The other text, the answers and the metric of a batch of one pair, for the attributes of a result."""
+    tokens = [batch.answers.clean[0], batch.answers.corrupt[0]]
+    return {
+        "other": batch.corrupt.texts[0] or "".join(batch.corrupt.tokens[0]),
+        "answers": ANSWER_SEPARATOR.join(batch.model.token_strings(torch.stack(tokens))),
+        "metric": batch.metric,
+        "token": batch.token,
     }
-    coords = coordinates(trace, other_trace) | {"strong_head": [f"L{layer}.H{head}" for layer, head in strongest]}
-    return PATCH.label(values, coords, provenance(trace, True, **settings))
 
 
-def coordinates(trace: Trace, other_trace: Trace) -> dict[str, Any]:
+def coordinates(trace: Trace, labels: list[str], strongest: list[tuple[int, int]]) -> dict[str, Any]:
     """The labels of directions, steps, layers, heads and tokens."""
     return {
         "direction": list(DIRECTIONS),
         "step": [str(step) for step in patched_steps(trace)],
         "layer": range(trace.view.layers),
         "head": range(trace.view.heads),
-        "token": range(len(trace)),
-        "token_text": ("token", pair_tokens(trace.tokens, other_trace.tokens)),
+        "token": range(len(labels)),
+        "token_text": ("token", labels),
+        "strong_head": [f"L{layer}.H{head}" for layer, head in strongest],
     }
 
 
-def measure_effects(
-    runs: tuple[PatchedRuns, PatchedRuns], metrics: Float[Tensor, "2"], n_strongest: int
-) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
-    """The effects of all parts in both directions, and the strongest heads. `metrics` are those of the two texts."""
+def measure_changes(
+    batches: Sequence[PairBatch], n_strongest: int
+) -> tuple[dict[str, Float[Tensor, "*n p"]], list[tuple[int, int]]]:
+    """How far every part moves the metric from the base text to the donor, for every pair, and the strongest heads.
 
-    def to_effects(rows: list[Tensor]) -> Float[Tensor, "2 *n"]:
-        changes, total = torch.stack([rows[0] - metrics[1], metrics[0] - rows[1]]), metrics[0] - metrics[1]
-        return safe_divide(changes * total.sign(), total.abs())
+    A change is positive where the metric moves as the whole text would move it. `total` is the change by the whole text.
+    """
+    runs, n_layers = [both_directions(batch) for batch in batches], batches[0].clean.view.layers
+    n_rows = len(batches) * len(DIRECTIONS) * (len(patched_steps(batches[0].clean)) + n_layers * N_PARTS + n_layers)
+    advance = partial(next, (tick(done, n_rows) for done in range(1, n_rows + 1)), None)
+    measured = [[measure_parts(patched_runs, advance) for patched_runs in both] for both in runs]
+    changes = join_changes(batches, measured)
+    total = torch.cat([batch.metrics[0] - batch.metrics[1] for batch in batches])
+    strongest = strongest_heads(safe_divide(changes["output"][0].sum(-1), total.sum()), n_strongest)
+    by_layer = {layer: [head for of, head in strongest if of == layer] for layer in range(n_layers)}
+    head_tokens = [[measure_head_tokens(patched_runs, by_layer, advance) for patched_runs in both] for both in runs]
+    order = [(layer, head) for layer, heads in by_layer.items() for head in heads]
+    rows = join_changes(batches, head_tokens)["head_token"]
+    changes["head_token"] = rows[:, [order.index(head) for head in strongest]]
+    return changes | {"total": total}, strongest
 
-    measured = [measure_parts(patched_runs, done) for done, patched_runs in enumerate(runs)]
-    effects = {name: to_effects([parts[name] for parts in measured]) for name in measured[0]}
-    strongest = strongest_heads(effects["output"][0], n_strongest)
-    head_tokens = [
-        torch.stack([patched_runs.head_tokens(layer, head) for layer, head in strongest]) for patched_runs in runs
+
+def join_changes(
+    batches: Sequence[PairBatch], measured: Sequence[Sequence[dict[str, Tensor]]]
+) -> dict[str, Float[Tensor, "2 *n p"]]:
+    """The changes of the metric in both directions, for the pairs of all batches."""
+    changes = [
+        {name: torch.stack([restore[name] - batch.metrics[1], batch.metrics[0] - disrupt[name]]) for name in restore}
+        for batch, (restore, disrupt) in zip(batches, measured, strict=True)
     ]
-    scalars = {"metric_text": metrics[0], "metric_other": metrics[1]}
-    return effects | {"head_token": to_effects(head_tokens)} | scalars, strongest
+    return {name: torch.cat([change[name] for change in changes], -1) for name in changes[0]}
 
 
 def pair_tokens(tokens: Sequence[str], other_tokens: Sequence[str]) -> list[str]:
@@ -153,30 +174,37 @@ def pair_tokens(tokens: Sequence[str], other_tokens: Sequence[str]) -> list[str]
     return [token if token == other_token else f"{token}/{other_token}" for token, other_token in pairs]
 
 
-def patched_steps(trace: Trace) -> list[Step]:
+def patched_steps(texts: Trace | Traces) -> list[Step]:
     """The steps that the model reads."""
-    return [step for step in trace.steps if step not in trace.unread_steps]
+    return [step for step in texts.steps if step not in texts.unread_steps]
 
 
-def measure_parts(patched_runs: PatchedRuns, done: int) -> dict[str, Tensor]:
-    """The metric with every part of the stream, the MLPs and the heads; `done` of two directions are complete."""
-    trace = patched_runs.base
-    steps, layers = patched_steps(trace), range(trace.view.layers)
-    n_rows = len(steps) + len(layers) * (1 + len(HEAD_PARTS))
+def measure_parts(patched_runs: PatchedRuns, advance: Callable[[], object]) -> dict[str, Float[Tensor, "*n p"]]:
+    """The metric with every part of the stream, the MLPs and the heads."""
 
-    def with_ticks(first: int, rows: Iterable[Tensor]) -> Tensor:
+    def stack(rows: Iterable[Tensor]) -> Tensor:
         finished = []
         for row in rows:
             finished.append(row)
-            tick(done * n_rows + first + len(finished), len(DIRECTIONS) * n_rows)
+            advance()
         return torch.stack(finished)
 
-    parts = {"stream": with_ticks(0, map(patched_runs.stream, steps))}
-    parts["mlp"] = with_ticks(len(steps), map(patched_runs.mlp, layers))
-    for index, part in enumerate(HEAD_PARTS, 1):
-        rows = (patched_runs.heads(layer, part) for layer in layers)
-        parts[part] = with_ticks(len(steps) + index * len(layers), rows)
-    return parts
+    layers = range(patched_runs.base.view.layers)
+    parts = {"stream": stack(map(patched_runs.stream, patched_steps(patched_runs.base)))}
+    parts["mlp"] = stack(map(patched_runs.mlp, layers))
+    return parts | {part: stack(patched_runs.heads(layer, part) for layer in layers) for part in HEAD_PARTS}
+
+
+def measure_head_tokens(
+    patched_runs: PatchedRuns, heads_by_layer: Mapping[int, list[int]], advance: Callable[[], object]
+) -> dict[str, Float[Tensor, "c s p"]]:
+    """The metric with the output of a head at a group of tokens, for some heads, layer by layer."""
+    rows = []
+    for layer, heads in heads_by_layer.items():
+        if heads:
+            rows.append(patched_runs.head_groups(layer, heads))
+        advance()
+    return {"head_token": torch.cat(rows)}
 
 
 def strongest_heads(effects: Float[Tensor, "l h"], n: int) -> list[tuple[int, int]]:

@@ -1,9 +1,10 @@
 """How far a prediction is from one text's prediction on the way to another's: the metrics of `patch`, and their answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.messages.advice import Advice, use
@@ -16,33 +17,39 @@ ANSWER_SEPARATOR = "|"
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The answer of the text, the answer of the other text, and the log probabilities that the model gives after the text."""
+    """For every pair: the answer of the text, that of the other text, and the model's log probabilities after the text."""
 
-    clean: int
-    corrupt: int
-    clean_log_probs: Float[Tensor, " v"]
-
-
-Measure = Callable[[Float[Tensor, "b v"], Answers], Float[Tensor, " b"]]
-"""A number for each row of log probabilities."""
+    clean: Int[Tensor, " p"]
+    corrupt: Int[Tensor, " p"]
+    clean_log_probs: Float[Tensor, "p v"]
 
 
-def logit_difference(log_probs: Float[Tensor, "b v"], answers: Answers) -> Float[Tensor, " b"]:
+Measure = Callable[[Float[Tensor, "*c p v"], Answers], Float[Tensor, "*c p"]]
+"""A number for each row of log probabilities. Rows of one pair share their answers."""
+
+
+def select_tokens(log_probs: Float[Tensor, "*c p v"], tokens: Int[Tensor, " p"]) -> Float[Tensor, "*c p"]:
+    """The entry of one token in every row."""
+    index = tokens.to(log_probs.device).expand(log_probs.shape[:-1])
+    return log_probs.gather(-1, index[..., None])[..., 0]
+
+
+def logit_difference(log_probs: Float[Tensor, "*c p v"], answers: Answers) -> Float[Tensor, "*c p"]:
     """The logit of the text's answer minus that of the other text's answer."""
-    return log_probs[:, answers.clean] - log_probs[:, answers.corrupt]
+    return select_tokens(log_probs, answers.clean) - select_tokens(log_probs, answers.corrupt)
 
 
-def probability(log_probs: Float[Tensor, "b v"], answers: Answers) -> Float[Tensor, " b"]:
+def probability(log_probs: Float[Tensor, "*c p v"], answers: Answers) -> Float[Tensor, "*c p"]:
     """The probability of the text's answer."""
-    return log_probs[:, answers.clean].exp()
+    return select_tokens(log_probs, answers.clean).exp()
 
 
-def loss(log_probs: Float[Tensor, "b v"], answers: Answers) -> Float[Tensor, " b"]:
+def loss(log_probs: Float[Tensor, "*c p v"], answers: Answers) -> Float[Tensor, "*c p"]:
     """−log p of the text's answer, in nats."""
-    return -log_probs[:, answers.clean]
+    return -select_tokens(log_probs, answers.clean)
 
 
-def divergence(log_probs: Float[Tensor, "b v"], answers: Answers) -> Float[Tensor, " b"]:
+def divergence(log_probs: Float[Tensor, "*c p v"], answers: Answers) -> Float[Tensor, "*c p"]:
     """KL(prediction after the text ‖ prediction), in nats."""
     p = answers.clean_log_probs
     return (p.exp() * (p - log_probs)).sum(-1)
@@ -57,16 +64,31 @@ METRICS: dict[str, Measure] = {
 
 
 def find_answers(
-    model: Model, answers: str, clean_log_probs: Float[Tensor, " v"], corrupt_log_probs: Float[Tensor, " v"]
+    model: Model,
+    answers: Sequence[str],
+    clean_log_probs: Float[Tensor, "p v"],
+    corrupt_log_probs: Float[Tensor, "p v"],
 ) -> Answers:
-    """The answers written as " on| in", or the likeliest token after each text.
+    """For every pair, the answers written as " on| in". Without any: the likeliest token after each text.
 
     If both texts have the same likeliest token, the other text's answer is its second likeliest.
     """
-    if not answers:
-        clean = int(clean_log_probs.argmax())
-        corrupt = next(token for token in corrupt_log_probs.topk(2).indices.tolist() if token != clean)
-        return Answers(clean, corrupt, clean_log_probs)
+    tokens = [
+        answer_tokens(model, pair_answers) if pair_answers else likeliest_tokens(clean, corrupt)
+        for pair_answers, clean, corrupt in zip(answers, clean_log_probs, corrupt_log_probs, strict=True)
+    ]
+    clean_tokens, corrupt_tokens = torch.tensor(tokens, device=clean_log_probs.device).unbind(1)
+    return Answers(clean_tokens, corrupt_tokens, clean_log_probs)
+
+
+def likeliest_tokens(clean_log_probs: Float[Tensor, " v"], corrupt_log_probs: Float[Tensor, " v"]) -> tuple[int, int]:
+    """The likeliest token after each text, two different ones."""
+    clean = int(clean_log_probs.argmax())
+    return clean, next(token for token in corrupt_log_probs.topk(2).indices.tolist() if token != clean)
+
+
+def answer_tokens(model: Model, answers: str) -> tuple[int, int]:
+    """The ids of two answers; raises unless they are two different tokens."""
     parts = answers.split(ANSWER_SEPARATOR)
     if len(parts) != 2:
         raise RheoscopeError(
@@ -78,7 +100,7 @@ def find_answers(
         raise RheoscopeError(
             Message("the two answers are the same token {token!r}", token=parts[0]), use(answers=" on| in")
         )
-    return Answers(clean, corrupt, clean_log_probs)
+    return clean, corrupt
 
 
 def answer_token(model: Model, answer: str) -> int:

@@ -1,127 +1,189 @@
-"""Runs of a base text in which one part at a time comes from the run of a donor text.
+"""Runs of base texts in which one part at a time comes from the runs of donor texts.
 
 Nothing before the patched part differs from the base run, so earlier blocks are not computed again, and the donor's part
-is a constant: a head's output is made from the donor's weights, the donor's values, or both.
+is a constant: a head's output is made from the donor's weights, the donor's values, or both. A part that is bit-equal in both
+runs is not run at all. A batch holds all pairs, once for every part.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.mechanism import Mechanism
-from rheoscope.space.model import Edits, Hooks, LayerEdit, Model
+from rheoscope.covers.patch.pairs import PairBatch
+from rheoscope.running.runner import RunnableModel
+from rheoscope.space.model import Edits, Hooks, LayerEdit
 from rheoscope.space.step import Step
-from rheoscope.space.trace import Trace
+from rheoscope.space.traces import Traces
 
 HEAD_PARTS = ("output", "weights", "values")
 """What a head takes from the donor: its output, its attention weights (through M), or its values (through F)."""
 TOKENS_PER_RUN = 4096
 """Texts run in batches of about this many tokens."""
+Measure = Callable[[Float[Tensor, "c p v"]], Float[Tensor, "c p"]]
 
 
 @dataclass(frozen=True, eq=False)
 class PatchedRuns:
-    """A base text, a donor text with as many tokens, and the metric of the log probabilities at one token."""
+    """Base texts, donor texts with as many tokens, groups of tokens, and the metric of the log probabilities at one token."""
 
-    model: Model
-    base: Trace
-    donor: Trace
-    measure: Callable[[Float[Tensor, "b v"]], Float[Tensor, " b"]]
+    model: RunnableModel
+    base: Traces
+    donor: Traces
+    groups: Bool[Tensor, "p s n"]
+    measure: Measure
     token: int
-    _outputs: dict[int, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    base_metric: Float[Tensor, " p"]
 
-    def stream(self, step: Step) -> Float[Tensor, " n"]:
-        """The metric with the donor's point at this step, for every token."""
-        points = self.donor.points_at(step)
+    def stream(self, step: Step) -> Float[Tensor, "s p"]:
+        """The metric with the donor's points at this step, for every group of tokens."""
+        index = self.base.steps.index(step)
+        points, base_points = self.donor.points_at(index), self.base.points_at(index)
         first_block = 0 if step.layer is None else step.layer + step.is_end_of_layer
-        return self._run(len(self.base), first_block, lambda tokens: ({}, {step: partial(_set_points, points, tokens)}))
 
-    def mlp(self, layer: int) -> Float[Tensor, " n"]:
-        """The metric with the donor's update of the MLP of a layer, for every token."""
-        end = self._end_of_layer(layer)
-        difference = self._mlp_update(self.donor, layer) - self._mlp_update(self.base, layer)
-        return self._run(
-            len(self.base), layer + 1, lambda tokens: ({}, {end: partial(_add_to_points, difference, tokens)})
-        )
+        def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
+            return {}, {step: partial(_set_points, points, self._masks(parts))}
 
-    def heads(self, layer: int, part: str) -> Float[Tensor, " h"]:
+        return self._run(self._differs(points - base_points), first_block, changes)
+
+    def mlp(self, layer: int) -> Float[Tensor, "s p"]:
+        """The metric with the donor's update of the MLP of a layer, for every group of tokens."""
+        end = Step(layer, "resid_post")
+        difference = _mlp_update(self.donor, layer, end) - _mlp_update(self.base, layer, end)
+
+        def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
+            return {}, {end: partial(_add_to_points, difference, self._masks(parts))}
+
+        return self._run(self._differs(difference), layer + 1, changes)
+
+    def heads(self, layer: int, part: str) -> Float[Tensor, "h p"]:
         """The metric with a part of the donor's head, for every head of a layer."""
-        outputs = self.donor_outputs(layer, part)
-        return self._run(len(outputs), layer, lambda heads: ({layer: _set_heads(outputs, heads)}, {}))
+        outputs, base_outputs = self.head_outputs(layer, part), self.head_outputs(layer, "")
 
-    def head_tokens(self, layer: int, head: int) -> Float[Tensor, " n"]:
-        """The metric with the donor's output of a head at one token, for every token."""
-        outputs = self.donor_outputs(layer, "output")
-        return self._run(
-            len(self.base), layer, lambda tokens: ({layer: _set_heads_at_tokens(outputs, head, tokens)}, {})
-        )
+        def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
+            return {layer: _set_heads(outputs, parts)}, {}
 
-    def donor_outputs(self, layer: int, part: str) -> Float[Tensor, "h n e"]:
-        """What the heads of a layer mix, with the donor's weights, the donor's values, or both."""
+        return self._run((outputs != base_outputs).any(-1).any(-1).any(0), layer, changes)
+
+    def head_groups(self, layer: int, heads: Sequence[int]) -> Float[Tensor, "c s p"]:
+        """The metric with the donor's output of a head at a group of tokens, for some heads and every group."""
+        outputs, base_outputs = self.head_outputs(layer, "output"), self.head_outputs(layer, "")
+        is_changed = (outputs != base_outputs).any(-1)[:, list(heads)]
+        n_groups = self.groups.shape[1]
+        differs = (is_changed[:, :, None] & self.groups[:, None]).any(-1).any(0)
+        head_indices = torch.tensor(heads, device=outputs.device)
+
+        def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
+            chosen_heads, masks = head_indices[parts // n_groups], self._masks(parts % n_groups)
+            return {layer: _set_heads_at_tokens(outputs, chosen_heads, masks)}, {}
+
+        return self._run(differs.flatten(), layer, changes).unflatten(0, (len(heads), n_groups))
+
+    def head_outputs(self, layer: int, part: str) -> Float[Tensor, "p h n e"]:
+        """What the heads of a layer mix, with the donor's weights, the donor's values, both, or neither ("")."""
         heads = self.base.view.heads_of(layer)
         base_q, base_k, base_v = heads.qkv(self.base.layer_input(layer))
+        if not part:
+            return heads.mechanism.attend(base_q, base_k, base_v)
         q, k, v = heads.qkv(self.donor.layer_input(layer))
         queries_and_keys = (base_q, base_k) if part == "values" else (q, k)
-        return heads.mechanism.attend(*queries_and_keys, base_v if part == "weights" else v)[0]
+        return heads.mechanism.attend(*queries_and_keys, base_v if part == "weights" else v)
 
-    def _end_of_layer(self, layer: int) -> Step:
-        return Step(layer, "resid_post")
+    def _masks(self, groups: Int[Tensor, " c"]) -> Bool[Tensor, "b n"]:
+        """The tokens of a group of every pair, for some groups; rows of one group are consecutive."""
+        return self.groups[:, groups].transpose(0, 1).flatten(0, 1)
 
-    def _mlp_update(self, trace: Trace, layer: int) -> Float[Tensor, "n d"]:
-        return trace.points_at(self._end_of_layer(layer)) - trace.points[trace.mid_steps[layer]]
+    def _differs(self, difference: Float[Tensor, "p n d"]) -> Bool[Tensor, " s"]:
+        """The groups in which any token of any pair differs."""
+        return ((difference != 0).any(-1)[:, None] & self.groups).any(-1).any(0)
 
     def _run(
-        self, n_parts: int, first_block: int, changes: Callable[[Int[Tensor, " b"]], tuple[Edits, Hooks]]
-    ) -> Float[Tensor, " parts"]:
-        """The metric of every part, in batches; blocks before `first_block` are not computed again."""
-        rows_per_run = max(1, TOKENS_PER_RUN // len(self.base))
-        values = []
-        for parts in torch.arange(n_parts, device=self.base.points.device).split(rows_per_run):
+        self,
+        differs: Bool[Tensor, " parts"],
+        first_block: int,
+        changes: Callable[[Int[Tensor, " c"]], tuple[Edits, Hooks]],
+    ) -> Float[Tensor, "parts p"]:
+        """The metric of every part that differs, in batches; blocks before `first_block` are not computed again."""
+        values = self.base_metric.repeat(len(differs), 1)
+        parts_per_run = max(1, TOKENS_PER_RUN // self.base.ids.numel())
+        for parts in differs.nonzero()[:, 0].split(parts_per_run):
             edits, hooks = changes(parts)
-            ids, reused = self.base.ids.expand(len(parts), -1), self._block_outputs(len(parts))[:first_block]
+            ids = self.base.ids.repeat(len(parts), 1)
+            reused = [_repeat(output, len(parts)) for output in self._block_outputs[:first_block]]
             logits = self.model.run_batch(ids, edit=edits, hooks=hooks, block_outputs=reused)[:, self.token]
-            values.append(self.measure(logits.double().log_softmax(-1)))
-        return torch.cat(values)
+            log_probs = logits.double().log_softmax(-1).unflatten(0, (len(parts), -1))
+            values[parts] = self.measure(log_probs).to(values)
+        return values
 
-    def _block_outputs(self, n_rows: int) -> list[Any]:
-        """The blocks' outputs for so many copies of the base text."""
-        if n_rows not in self._outputs:
-            self._outputs[n_rows] = self.model.block_outputs(self.base.ids.expand(n_rows, -1))
-        return self._outputs[n_rows]
-
-
-def _set_points(new_points: Float[Tensor, "n d"], tokens: Int[Tensor, " b"], x: Float[Tensor, "b n d"]) -> Tensor:
-    """Row r with the new point of its own token."""
-    rows = torch.arange(len(tokens), device=x.device)
-    return x.index_put((rows, tokens), new_points[tokens].to(x))
+    @cached_property
+    def _block_outputs(self) -> list[Any]:
+        """The blocks' outputs for the base texts."""
+        return self.model.block_outputs(self.base.ids)
 
 
-def _add_to_points(updates: Float[Tensor, "n d"], tokens: Int[Tensor, " b"], x: Float[Tensor, "b n d"]) -> Tensor:
-    """Row r with the update added to its own token."""
-    rows = torch.arange(len(tokens), device=x.device)
-    return x.index_put((rows, tokens), updates[tokens].to(x), accumulate=True)
+def _repeat(output: Any, n_parts: int) -> Any:
+    """A block's output for so many copies of the base texts."""
+    if isinstance(output, Tensor):
+        return output.repeat(n_parts, *[1] * (output.ndim - 1)) if output.ndim else output
+    return tuple(_repeat(part, n_parts) for part in output) if isinstance(output, tuple) else output
 
 
-def _set_heads(outputs: Float[Tensor, "h n e"], heads: Int[Tensor, " b"]) -> LayerEdit:
-    """Row r with the new output of its own head."""
+def both_directions(batch: PairBatch) -> tuple[PatchedRuns, PatchedRuns]:
+    """The runs that restore (corrupt texts with clean parts) and those that disrupt (clean texts with corrupt parts)."""
+    restore, disrupt = (
+        PatchedRuns(batch.model, base, donor, batch.groups, batch.measure, batch.token, metric)
+        for base, donor, metric in (
+            (batch.corrupt, batch.clean, batch.metrics[1]),
+            (batch.clean, batch.corrupt, batch.metrics[0]),
+        )
+    )
+    return restore, disrupt
+
+
+def _mlp_update(traces: Traces, layer: int, end: Step) -> Float[Tensor, "p n d"]:
+    return traces.points_at(traces.steps.index(end)) - traces.points_at(traces.mid_steps[layer])
+
+
+def _rows(x: Float[Tensor, "p *s"], n_rows: int) -> Float[Tensor, "b *s"]:
+    """A tensor of every pair, repeated for every part."""
+    return x.repeat(n_rows // len(x), *[1] * (x.ndim - 1))
+
+
+def _set_points(points: Float[Tensor, "p n d"], mask: Bool[Tensor, "b n"], x: Float[Tensor, "b n d"]) -> Tensor:
+    """Every row with the new points of its own tokens."""
+    return torch.where(mask[..., None], _rows(points, len(x)).to(x), x)
+
+
+def _add_to_points(updates: Float[Tensor, "p n d"], mask: Bool[Tensor, "b n"], x: Float[Tensor, "b n d"]) -> Tensor:
+    """Every row with the updates added to its own tokens."""
+    return x + torch.where(mask[..., None], _rows(updates, len(x)).to(x), 0)
+
+
+def _set_heads(outputs: Float[Tensor, "p h n e"], heads: Int[Tensor, " c"]) -> LayerEdit:
+    """Every row with the new output of its own head."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        rows = torch.arange(len(heads), device=out.device)
-        return out.index_put((rows, heads), outputs[heads].to(out))
+        rows = torch.arange(len(out), device=out.device)
+        new_outputs = outputs[:, heads].transpose(0, 1).flatten(0, 1)
+        return out.index_put((rows, heads.repeat_interleave(len(outputs))), new_outputs.to(out))
 
     return edit
 
 
-def _set_heads_at_tokens(outputs: Float[Tensor, "h n e"], head: int, tokens: Int[Tensor, " b"]) -> LayerEdit:
-    """Row r with the new output of the head at its own token."""
+def _set_heads_at_tokens(
+    outputs: Float[Tensor, "p h n e"], heads: Int[Tensor, " c"], mask: Bool[Tensor, "b n"]
+) -> LayerEdit:
+    """Every row with the new output of its own head at its own tokens."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
-        rows = torch.arange(len(tokens), device=out.device)
-        return out.index_put((rows, torch.full_like(rows, head), tokens), outputs[head, tokens].to(out))
+        rows, row_heads = torch.arange(len(out), device=out.device), heads.repeat_interleave(len(outputs))
+        new_outputs = outputs[:, heads].transpose(0, 1).flatten(0, 1).to(out)
+        mixed_outputs = torch.where(mask[..., None], new_outputs, out[rows, row_heads])
+        return out.index_put((rows, row_heads), mixed_outputs)
 
     return edit

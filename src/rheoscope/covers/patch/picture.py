@@ -24,7 +24,7 @@ HEAD_TITLES = {
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
-    """Two maps over tokens (stream, MLP updates) and three maps of heads (output, weights, values)."""
+    """Maps over tokens (stream, MLP updates, strongest heads) and maps of heads (output, weights, values)."""
     restored = dataset.sel(direction="restore")
     layers = [f"L{layer}" for layer in dataset.layer.values]
     caption = join(" ", [CAPTION, *([] if types is None else [TYPES_CAPTION])])
@@ -35,6 +35,9 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
             token_map(restored, "stream", Message("Stream"), step_names(dataset.step.values)),
             token_map(restored, "mlp", Message("MLP updates"), layers),
             *(effect_head_map(dataset, name, title, types) for name, title in HEAD_TITLES.items()),
+            token_map(
+                restored, "head_token", Message("Head outputs at one token"), list(map(str, dataset.strong_head.values))
+            ),
         ),
     )
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_fixed
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
 from rheoscope.picture.token_labels import display_token, step_names
@@ -22,8 +22,25 @@ METRIC_SENTENCES = {
     "kl": Message("The prediction after the other text differs from that after this one by KL {other} nats."),
     "loss": Message("The loss of {clean} is {text} nats after this text and {other} after the other one."),
 }
+PAIRS_SENTENCES = {
+    "logit_diff": Message(
+        "Over {n} pairs, the logit of the text's answer minus that of the other text's is {text} after the text and {other} after the "
+        "other one."
+    ),
+    "prob": Message(
+        "Over {n} pairs, the probability of the text's answer is {text} after the text and {other} after the other one."
+    ),
+    "kl": Message(
+        "Over {n} pairs, the prediction after the other text differs from that after the text by KL {other} nats."
+    ),
+    "loss": Message(
+        "Over {n} pairs, the loss of the text's answer is {text} nats after the text and {other} after the other one."
+    ),
+}
 MAX_TOKENS = 2
 """Tokens per step in the table of the stream."""
+MAX_HEADS = 12
+"""Heads in the table of heads. The page has a map of all of them."""
 
 
 def blocks(results: Results) -> list[Block]:
@@ -31,26 +48,49 @@ def blocks(results: Results) -> list[Block]:
     if not results.has("patch"):
         return []
     dataset = results.datasets["patch"]
+    heading = (
+        Message("{n} pairs of texts", n=dataset.attrs["pairs"])
+        if is_of_pairs(dataset)
+        else Message("This text and “{other}”", other=dataset.attrs["other"])
+    )
     return [
-        Lines(
-            Message("This text and “{other}”", other=dataset.attrs["other"]),
-            [metric_sentence(dataset), through_sentence(dataset)],
-        ),
+        Lines(heading, [metric_sentence(dataset), through_sentence(dataset), *interval_sentences(dataset)]),
         stream_table(dataset),
         head_table(dataset),
     ]
 
 
+def is_of_pairs(dataset: "xarray.Dataset") -> bool:
+    """Whether the effects are means over several pairs."""
+    return "pairs" in dataset.attrs
+
+
 def metric_sentence(dataset: "xarray.Dataset") -> Message:
     """The metric after both texts."""
+    values = {
+        "text": format_fixed(float(dataset.metric_text), 2, True),
+        "other": format_fixed(float(dataset.metric_other), 2, True),
+    }
+    if is_of_pairs(dataset):
+        return Message(PAIRS_SENTENCES[dataset.attrs["metric"]].template, n=dataset.attrs["pairs"], **values)
     clean, corrupt = (display_token(answer) for answer in str(dataset.attrs["answers"]).split("|"))
-    return Message(
-        METRIC_SENTENCES[dataset.attrs["metric"]].template,
-        clean=clean,
-        corrupt=corrupt,
-        text=format_fixed(float(dataset.metric_text), 2, True),
-        other=format_fixed(float(dataset.metric_other), 2, True),
-    )
+    return Message(METRIC_SENTENCES[dataset.attrs["metric"]].template, clean=clean, corrupt=corrupt, **values)
+
+
+def interval_sentences(dataset: "xarray.Dataset") -> list[Message]:
+    """What the brackets behind effects are, or why there are none."""
+    if not is_of_pairs(dataset):
+        return []
+    return [Message("Brackets hold 95 % intervals over pairs ({intervals}).", intervals=dataset.attrs["intervals"])]
+
+
+def effect_text(dataset: "xarray.Dataset", name: str, **place: object) -> str:
+    """An effect, with its interval where there is one."""
+    values = [float(dataset[field].sel(place)) for field in (name, f"{name}_low", f"{name}_high") if field in dataset]
+    if len(values) == 1 or not np.isfinite(values).all():
+        return format_fixed(values[0], 2)
+    effect, low, high = (format_fixed(value, 2) for value in values)
+    return Verbatim(f"{effect} [{low}, {high}]")
 
 
 def through_sentence(dataset: "xarray.Dataset") -> Message:
@@ -63,6 +103,11 @@ def through_sentence(dataset: "xarray.Dataset") -> Message:
     )
 
 
+def token_place(dataset: "xarray.Dataset", index: int) -> Message:
+    """A token and its position, or the name of a span."""
+    return Message("{token} at {position}", token=display_token(str(dataset.token_text.values[index])), position=index)
+
+
 def stream_table(dataset: "xarray.Dataset") -> Table:
     """One row per layer: the tokens whose points restore most."""
     restored = dataset.stream.sel(direction="restore")
@@ -70,52 +115,46 @@ def stream_table(dataset: "xarray.Dataset") -> Table:
     for name, step, effects in zip(step_names(dataset.step.values), dataset.step.values, restored.values, strict=True):
         if str(step).endswith("resid_mid"):
             continue
-        order = np.argsort(-np.abs(np.nan_to_num(effects)), kind="stable")[:MAX_TOKENS]
-        tokens = [
-            Cell(
-                Message(
-                    "{token} at {position}", token=display_token(str(dataset.token_text.values[i])), position=int(i)
-                )
-            )
-            for i in order
-        ]
-        numbers = [Cell(format_fixed(float(effects[i]), 2)) for i in order]
-        rows.append([Cell(name), *(cell for pair in zip(tokens, numbers, strict=True) for cell in pair)])
+        cells = [Cell(name)]
+        for token in np.argsort(-np.abs(np.nan_to_num(effects)), kind="stable")[:MAX_TOKENS].tolist():
+            effect = effect_text(dataset, "stream", direction="restore", step=step, token=token)
+            cells += [Cell(token_place(dataset, token)), Cell(effect)]
+        rows.append(cells)
+    definition = str(dataset.stream.attrs["definition"])
     header = [
         Cell(Message("step")),
         Cell(Message("strongest token")),
-        Cell(Message("effect"), str(dataset.stream.attrs["definition"])),
+        Cell(Message("effect"), definition),
         Cell(Message("second strongest")),
-        Cell(Message("effect"), str(dataset.stream.attrs["definition"])),
+        Cell(Message("effect"), definition),
     ]
     return Table(Message("Where the difference is"), header, rows)
 
 
+HEAD_COLUMNS = {
+    Message("restores"): ("restore", "output"),
+    Message("disrupts"): ("disrupt", "output"),
+    Message("by weights (M)"): ("restore", "weights"),
+    Message("by values (F)"): ("restore", "values"),
+}
+
+
 def head_table(dataset: "xarray.Dataset") -> Table:
     """The strongest heads: both directions, weights and values alone, and the token at which they act."""
-    columns = [("restore", "output"), ("disrupt", "output"), ("restore", "weights"), ("restore", "values")]
-    titles = [Message("restores"), Message("disrupts"), Message("by weights (M)"), Message("by values (F)")]
     header = [
         Cell(Message("head")),
-        *(
-            Cell(title, str(dataset[name].attrs["definition"]))
-            for title, (_, name) in zip(titles, columns, strict=True)
-        ),
+        *(Cell(title, str(dataset[name].attrs["definition"])) for title, (_, name) in HEAD_COLUMNS.items()),
         Cell(Message("strongest token")),
     ]
     rows = []
-    for name in map(str, dataset.strong_head.values):
+    for name in map(str, dataset.strong_head.values[:MAX_HEADS]):
         layer, head = (int(number) for number in name.removeprefix("L").split(".H"))
         numbers = [
-            float(dataset[field].sel(direction=direction, layer=layer, head=head)) for direction, field in columns
+            Cell(effect_text(dataset, field, direction=direction, layer=layer, head=head))
+            for direction, field in HEAD_COLUMNS.values()
         ]
         by_token = np.abs(np.nan_to_num(dataset.head_token.sel(direction="restore", strong_head=name).values))
-        token = Message(
-            "{token} at {position}",
-            token=display_token(str(dataset.token_text.values[by_token.argmax()])),
-            position=int(by_token.argmax()),
-        )
-        rows.append([Cell(name), *(Cell(format_fixed(number, 2)) for number in numbers), Cell(token)])
+        rows.append([Cell(name), *numbers, Cell(token_place(dataset, int(by_token.argmax())))])
     return Table(Message("Heads that carry it, share of the difference"), header, rows)
 
 
