@@ -164,13 +164,13 @@ def join_texts(
 ) -> PairBatch:
     """Both texts of some pairs with their predictions and answers. `answers` are those of pairs without their own."""
     log_probs = [model.run_batch(texts.ids)[:, token].double().log_softmax(-1).detach() for texts in (clean, corrupt)]
-    found_answers = [
+    all_answers = [
         named_answers(model, pair, answers, rows[None, 0], rows[None, 1])
         for pair, rows in zip(pairs, torch.stack(log_probs, 1), strict=True)
     ]
     joined_answers = Answers(
-        torch.cat([found.clean for found in found_answers]),
-        torch.cat([found.corrupt for found in found_answers]),
+        torch.cat([pair_answers.clean for pair_answers in all_answers]),
+        torch.cat([pair_answers.corrupt for pair_answers in all_answers]),
         log_probs[0],
     )
     on_device = groups.to(clean.points.device)
