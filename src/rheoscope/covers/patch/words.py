@@ -24,8 +24,7 @@ METRIC_SENTENCES = {
 }
 PAIRS_SENTENCES = {
     "logit_diff": Message(
-        "Over {n} pairs, the logit of the text's answer minus that of the other text's is {text} after the text and {other} after the "
-        "other one."
+        "Over {n} pairs, the first answer's logit minus the second's is {text} after the text and {other} after the other one."
     ),
     "prob": Message(
         "Over {n} pairs, the probability of the text's answer is {text} after the text and {other} after the other one."
