@@ -5,6 +5,7 @@ points are what its blocks receive and return.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.utils._pytree import tree_flatten
 
 from rheoscope.attention.score import SoftCap
 from rheoscope.pretrained.feature_model import FeatureModel
-from rheoscope.pretrained.network_inputs import random_features
+from rheoscope.pretrained.network_inputs import feature_arguments, random_features
+from rheoscope.pretrained.packed_patches import is_packed
 from rheoscope.running.certificate import closure_error
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
@@ -47,23 +49,24 @@ class Call:
 class BlockRun:
     """What one block with attention computed: its points, its output, its softmax, and the tensors of its modules.
 
-    `first_result` is what its first module returns: the points of a block that begins with a norm (MiniMax).
+    `first_result` is what its first module returns: the points of a block that begins with a norm (MiniMax). A block of several
+    streams returns no cloud.
     """
 
     points: Float[Tensor, "b n d"]
     first_result: Float[Tensor, "b n d"] | None
-    output: Float[Tensor, "b n d"]
+    output: Float[Tensor, "b n d"] | None
     scores: Float[Tensor, "b h n s"]
     weights: Float[Tensor, "b h n s"]
     tensors: list[Float[Tensor, "b n d"]]
 
 
 class NetworkRecorder(TorchDispatchMode):
-    """Records every call of a module and every softmax over the tokens of a text."""
+    """Records every call of a module and every softmax over the tokens of a text, or over a segment of a packed sequence."""
 
     def __init__(self, network: nn.Module, n_tokens: int) -> None:
         super().__init__()
-        self.network, self.n_tokens, self.n_steps = network, n_tokens, 0
+        self.network, self.n_tokens, self.n_steps, self.is_packed = network, n_tokens, 0, is_packed(network)
         self.calls, self.open_calls = list[Call](), list[Call]()
         self.softmaxes: list[tuple[int, list[Call], Tensor, Tensor]] = []
 
@@ -71,9 +74,22 @@ class NetworkRecorder(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         self.n_steps += 1
         n, is_softmax = self.n_tokens, function is torch.ops.aten._softmax.default and out.ndim >= 3
-        if is_softmax and out.shape[-2] == n and out.shape[-1] >= n and not self._repeats_last(out):
+        if is_softmax and self.is_packed and out.shape[-2] == out.shape[-1]:
+            self._append_segment(args[0], out)
+        elif is_softmax and out.shape[-2] == n and out.shape[-1] >= n and not self._repeats_last(out):
             self.softmaxes.append((self.n_steps, list(self.open_calls), args[0], out))
         return out
+
+    def _append_segment(self, scores: Tensor, weights: Tensor) -> None:
+        """Join the softmaxes of one call: tokens of different segments do not see each other."""
+        if self.softmaxes and self.softmaxes[-1][1][-1] is self.open_calls[-1]:
+            step, calls, *earlier = self.softmaxes.pop()
+            scores, weights = (_join(*pair) for pair in zip(earlier, (scores, weights), strict=True))
+            m = earlier[0].shape[-1]
+            scores[..., :m, m:] = scores[..., m:, :m] = -torch.inf
+        else:
+            step, calls = self.n_steps, list(self.open_calls)
+        self.softmaxes.append((step, calls, scores, weights))
 
     def _repeats_last(self, weights: Tensor) -> bool:
         """Whether the last softmax ran in the same call of a module and had the same weights (DiffLlama)."""
@@ -93,6 +109,7 @@ class NetworkRecorder(TorchDispatchMode):
 
     def _clouds(self, values: Any) -> list[Tensor]:
         tensors = [x for x in tree_flatten(values)[0] if isinstance(x, Tensor) and x.is_floating_point()]
+        tensors = [x[None] if self.is_packed and x.ndim == 2 else x for x in tensors]
         return [x.detach().clone() for x in tensors if x.ndim == 3 and x.shape[1] == self.n_tokens]
 
     def block_runs(self, other_blocks: set[nn.Module]) -> list[BlockRun]:
@@ -114,13 +131,19 @@ class NetworkRecorder(TorchDispatchMode):
                 BlockRun(
                     call.received[0],
                     next(iter(first.returned), None),
-                    call.returned[0],
+                    next(iter(call.returned), None),
                     scores.reshape(*heads, n, scores.shape[-1])[..., :n],
                     weights.reshape(*heads, n, weights.shape[-1])[..., :n],
                     tensors,
                 )
             )
         return runs
+
+
+def _join(first: Tensor, second: Tensor) -> Tensor:
+    """Two squares (1, h, m, m) on the diagonal of a larger one."""
+    heads = zip(first[0], second[0], strict=True)
+    return torch.stack([torch.block_diag(*squares) for squares in heads])[None]
 
 
 @torch.no_grad()
@@ -160,36 +183,51 @@ def prove(model: Any) -> Proof:
     proof, vocabulary = Proof(), len(model.view.embed)
     n = min(N_TOKENS, model.view.context_length or N_TOKENS)
     ids = torch.randint(vocabulary // 4, vocabulary - 1, (2, n), generator=torch.Generator().manual_seed(2))
-    begins_at_norm = _begins_at_norm(model, ids[:1])
-    _prove_text(model, ids[:1], proof, begins_at_norm)
+    read_points = _points_reader(model, ids[:1])
+    _prove_text(model, ids[:1], proof, read_points)
     for side in ("right", "left"):
-        _prove_padded(model, ids, side, proof, begins_at_norm)
+        _prove_padded(model, ids, side, proof, read_points)
     if n + SHIFT <= (model.view.context_length or n + SHIFT):
-        _prove_shifted(model, ids[:1], proof, begins_at_norm)
+        _prove_shifted(model, ids[:1], proof, read_points)
     else:
         proof.skipped["shift"] = f"the model reads at most {model.view.context_length} tokens"
     return proof
 
 
-def _begins_at_norm(model: Any, ids: Int[Tensor, "1 n"]) -> bool:
-    """Whether the points of a View are the results of the first modules of its blocks."""
-    run, trace = _run_blocks(model, ids, False)[0], model.trace(ids[0])
-    if run.first_result is None or run.first_result.shape != run.points.shape:
-        return False
+PointsReader = Callable[[int, BlockRun], Tensor]
+"""The points (b, n, d) of a layer in the run of its block."""
+
+
+def _points_reader(model: Any, ids: Int[Tensor, "1 n"]) -> PointsReader:
+    """Where the points of a View are in the runs of its blocks: what they receive, what their first modules return (MiniMax), or a
+    tensor of one of their modules, the same in every run (blocks of several streams)."""
+    runs, trace = run_network(model, ids.shape[1], {"input_ids": ids, "use_cache": False}), model.trace(ids[0])
     x = trace.layer_input(0)
-    return _relative(x, run.points[0]) > 1e-6 > _relative(x, run.first_result[0])
+    if "streams" in model.view.facts:
+        places = [_nearest(trace.layer_input(layer), run.tensors) for layer, run in enumerate(runs)]
+        return lambda layer, run: run.tensors[places[layer]]
+    first = runs[0].first_result
+    if first is not None and first.shape == runs[0].points.shape:
+        if _relative(x, runs[0].points[0]) > 1e-6 > _relative(x, first[0]):
+            return lambda layer, run: run.first_result  # type: ignore[return-value]
+    return lambda layer, run: run.points
 
 
-def _run_blocks(model: Any, ids: Int[Tensor, "b n"], begins_at_norm: bool, **inputs: Tensor) -> list[BlockRun]:
-    """The blocks of one forward pass, whose points are the results of their first modules if `begins_at_norm`."""
+def _nearest(x: Float[Tensor, "n d"], tensors: list[Tensor]) -> int:
+    gaps = [_relative(x, y[0]) if y[0].shape == x.shape else float("inf") for y in tensors]
+    return gaps.index(min(gaps))
+
+
+def _run_blocks(model: Any, ids: Int[Tensor, "b n"], read_points: PointsReader, **inputs: Tensor) -> list[BlockRun]:
+    """The blocks of one forward pass with their points."""
     runs = run_network(model, ids.shape[1], {"input_ids": ids, "use_cache": False, **inputs})
-    return [replace(run, points=run.first_result) for run in runs] if begins_at_norm else runs
+    return [replace(run, points=read_points(layer, run)) for layer, run in enumerate(runs)]
 
 
-def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_norm: bool) -> None:
-    runs = _run_blocks(model, ids, begins_at_norm)
+def _prove_text(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, read_points: PointsReader) -> None:
+    runs = _run_blocks(model, ids, read_points)
     _prove_layers(model, model.trace(ids[0]), runs, proof)
-    short_runs = _run_blocks(model, ids[:, :N_SHORT_FORM], begins_at_norm)
+    short_runs = _run_blocks(model, ids[:, :N_SHORT_FORM], read_points)
     is_short_form = _depends_on_length(runs, short_runs)
     if is_short_form:
         proof.skipped["M of long texts"] = "the rotation changes with the length of the text"
@@ -214,7 +252,7 @@ def _prove_layers(model: Any, trace: Any, runs: list[BlockRun], proof: Proof) ->
 def _prove_features(model: FeatureModel) -> Proof:
     """The same for an image or a sound of random numbers."""
     proof, features = Proof(), random_features(model.network, seed=2)
-    runs = run_network(model, model.n_tokens(features[0]), {model.input_name: features})
+    runs = run_network(model, model.n_tokens(features[0]), feature_arguments(model.network, features))
     _prove_layers(model, model.trace(features[0]), runs, proof)
     for layer, run in enumerate(runs):
         heads = model.view.layer_heads[layer]
@@ -236,7 +274,7 @@ def _depends_on_length(long_runs: list[BlockRun], short_runs: list[BlockRun]) ->
     return float((long.scores[..., :n, :n] - short.scores)[is_allowed].abs().max()) > 1e-6
 
 
-def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof, begins_at_norm: bool) -> None:
+def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof, read_points: PointsReader) -> None:
     """The second text is shorter. Where the network takes positions, each text begins at position 0."""
     is_token, n = torch.ones_like(ids), ids.shape[1]
     tokens = slice(n - N_PADDING) if side == "right" else slice(N_PADDING, None)
@@ -247,7 +285,7 @@ def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof, 
         inputs["position_ids"] = (is_token.cumsum(-1) - 1).clamp(min=0)
     name = f", padded on the {side}"
     try:
-        runs = _run_blocks(model, ids * is_token, begins_at_norm, **inputs)
+        runs = _run_blocks(model, ids * is_token, read_points, **inputs)
     except Exception as error:  # a network may not support padding
         proof.skipped[f"padding on the {side}"] = f"{type(error).__name__}: {error}"[:120]
         return
@@ -260,14 +298,14 @@ def _prove_padded(model: Any, ids: Int[Tensor, "2 n"], side: str, proof: Proof, 
             _prove_block(model.view.layer_heads[layer], run.points[text, rows], run, text, rows, name, proof)
 
 
-def _prove_shifted(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, begins_at_norm: bool) -> None:
+def _prove_shifted(model: Any, ids: Int[Tensor, "1 n"], proof: Proof, read_points: PointsReader) -> None:
     """At later positions, the same points have the same weights: M depends on distances only."""
     if not _takes_positions(model.network):
         proof.skipped["shift"] = "the network takes no positions"
         return
     try:
         positions = torch.arange(SHIFT, SHIFT + ids.shape[1])[None]
-        runs = _run_blocks(model, ids, begins_at_norm, position_ids=positions)
+        runs = _run_blocks(model, ids, read_points, position_ids=positions)
     except IndexError as error:
         proof.skipped["shift"] = str(error)[:120]
         return

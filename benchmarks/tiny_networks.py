@@ -15,7 +15,13 @@ from torch.utils._pytree import tree_flatten
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from rheoscope.pretrained.network_inputs import FEATURE_INPUTS, TOKEN_INPUT, main_input, random_features
+from rheoscope.pretrained.network_inputs import (
+    FEATURE_INPUTS,
+    TOKEN_INPUT,
+    feature_arguments,
+    main_input,
+    random_features,
+)
 
 WIDTH, N_HEADS, HEAD_WIDTH, N_LAYERS, VOCABULARY, CONTEXT = 64, 4, 16, 2, 199, 128
 N_EXPERTS, N_ACTIVE_EXPERTS, LATENT_WIDTH, WINDOW = 4, 2, 24, 8
@@ -209,7 +215,8 @@ def _check_input(network: Any) -> None:
     """Raise if a network needs more than token ids, pixels, spectra or samples."""
     name = main_input(network)
     try:
-        inputs = {name: torch.arange(20, 40)[None] if name == TOKEN_INPUT else random_features(network)}
+        inputs = {name: torch.arange(20, 40)[None]}
+        inputs = inputs if name == TOKEN_INPUT else feature_arguments(network, random_features(network))
         outputs = [network(**inputs) for _ in range(1 if name == TOKEN_INPUT else 2)]
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -90,7 +90,7 @@ def build_view(
         mlps=description.mlps,
         context_length=description.context_length or context_length,
         logit_cap=getattr(network.config.get_text_config(), "final_logit_softcapping", None),
-        facts=model_facts | _opaque_facts(description.opaque_blocks),
+        facts=model_facts | _structure_facts(description),
         cross_heads=description.cross_heads,
         dtype=description.embedding.weight.dtype,
     )
@@ -109,9 +109,10 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
     }
 
 
-def _opaque_facts(names: tuple[str, ...]) -> dict[str, Any]:
-    """The blocks that have no M and no F, if there are any."""
-    return {"opaque_blocks": ", ".join(names)} if names else {}
+def _structure_facts(description: ModelDescription) -> dict[str, Any]:
+    """The blocks that have no M and no F, and the number of streams that are mixed, if there are any."""
+    names, n_streams = description.opaque_blocks, description.n_streams
+    return ({"opaque_blocks": ", ".join(names)} if names else {}) | ({"streams": n_streams} if n_streams > 1 else {})
 
 
 def _unembed_bias(description: ModelDescription, own_bias: Tensor | None) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 
 from rheoscope.messages.message import Message, join
 from rheoscope.pretrained.families import family_of
-from rheoscope.pretrained.network_inputs import base_network, is_pair, main_input, random_features, reads_tokens
+from rheoscope.pretrained.network_inputs import base_network, feature_arguments, is_pair, random_features, reads_tokens
 from rheoscope.shapes import RheoscopeError
 
 
@@ -104,7 +104,7 @@ def _needed_weights(network: Any, is_encoder: bool, names: list[str]) -> set[str
 def _smallest_inputs(network: Any) -> dict[str, Any]:
     """One token, or random features."""
     is_text = reads_tokens(network)
-    inputs: dict[str, Any] = {} if is_text else {main_input(network): random_features(network)}
+    inputs: dict[str, Any] = {} if is_text else feature_arguments(network, random_features(network))
     if not is_text and not is_pair(network):
         return inputs
     ids = torch.tensor([[network.get_input_embeddings().num_embeddings - 1]])

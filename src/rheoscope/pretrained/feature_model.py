@@ -18,10 +18,12 @@ from rheoscope.pretrained.network_inputs import (
     IMAGE_INPUT,
     SPECTRUM_INPUT,
     base_network,
+    feature_arguments,
     feature_shape,
     main_input,
     patch_size,
 )
+from rheoscope.pretrained.packed_patches import is_packed, unpack_patches
 from rheoscope.running.runner import allocate_points, make_traces
 from rheoscope.running.stream import describe_value, observe_tap, record_points
 from rheoscope.running.thread_hooks import apply_module_hooks
@@ -81,7 +83,7 @@ class FeatureModel(Pretrained):
         """Raise for an image of another size, if patches are rotated by their places in an image of the network's own size."""
         if not any(isinstance(heads.mechanism.position, PlaceRotary) for heads in self.view.layer_heads):
             return
-        expected = feature_shape(self.network.config, self.input_name)
+        expected = feature_shape(self.network)
         if tuple(features.shape) != expected:
             raise RheoscopeError(
                 Message(
@@ -106,7 +108,7 @@ class FeatureModel(Pretrained):
     def forward_points(self, ids: Float[Tensor, "b *size"], is_token: Bool[Tensor, "b n"] | None) -> None:
         """Run the network on features (b, …) up to the last point."""
         with self.eval_mode():
-            base_network(self.network)(**{self.input_name: ids})
+            base_network(self.network)(**feature_arguments(self.network, ids))
 
     def forward_logits(self, ids: Any, is_token: Any) -> Tensor:
         self._refuse_logits()
@@ -164,7 +166,7 @@ class FeatureModel(Pretrained):
             check_same_weights(self, source)
             return source.features
         if isinstance(source, Mapping) and self.input_name in source:
-            source = source[self.input_name]
+            source = unpack_patches(self.network, source) if is_packed(self.network) else source[self.input_name]
         if isinstance(source, str | Trace):
             self.ids(source)
         if isinstance(source, Path) or (self.reads_images and hasattr(source, "convert")):
@@ -200,7 +202,11 @@ class FeatureModel(Pretrained):
         name = type(self.network).__name__
         if not self.reads_images:
             return process_sound(Path(source), self.tokenizer, self.input_name, name)
-        return process_image(open_image(source) if isinstance(source, Path) else source, self.tokenizer, name)
+        image = open_image(source) if isinstance(source, Path) else source
+        if not is_packed(self.network):
+            return process_image(image, self.tokenizer, name)["pixel_values"][0]
+        resized = image.resize(feature_shape(self.network)[:0:-1])  # width, height
+        return unpack_patches(self.network, process_image(resized, self.tokenizer, name, do_resize=False))
 
     def on_device(self, features: Float[Tensor, "b *size"]) -> Float[Tensor, "b *size"]:
         """Features on the device and in the dtype of the weights."""
@@ -277,22 +283,27 @@ class FeatureModel(Pretrained):
         return (photo.clamp(0, 1) * 255).round().byte().movedim(0, -1).expand(-1, -1, 3).contiguous().cpu()
 
     def _find_places(self, size: tuple[int, ...]) -> Int[Tensor, "n 2"] | None:
-        """The tokens that change with the pixels are patches. Those of the first row must change with the first row of pixels."""
+        """The tokens that change with the pixels are patches. Noise in the rows of pixels with bit k in their number, and the same for
+        columns, shows the number of the row and of the column of every patch."""
         sizes = patch_size(self.network.config)
         if sizes is None:
             return None
-        rows, columns = size[1] // sizes[0], size[2] // sizes[1]
-        pixels = torch.zeros(3, *size)
-        noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        pixels[1], pixels[2, :, : sizes[0]] = noise, noise[:, : sizes[0]]
+        axes = [torch.arange(n // patch) for n, patch in zip(size[1:], sizes, strict=True)]
+        bits = [(axis[None] >> torch.arange(len(axis).bit_length())[:, None] & 1).bool() for axis in axes]
+        rows, columns = (x.repeat_interleave(patch, 1) for x, patch in zip(bits, sizes, strict=True))
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(0))[:, : rows.shape[1], : columns.shape[1]]
+        pixels = torch.zeros(2 + len(rows) + len(columns), *size)
+        pixels[:, :, : noise.shape[1], : noise.shape[2]] = torch.cat(
+            [torch.zeros_like(noise)[None], noise[None], noise * rows[:, None, :, None], noise * columns[:, None, None]]
+        )
         points = self.first_points(pixels)
-        is_patch, is_first_row = ((points[i] != points[0]).any(-1).cpu() for i in (1, 2))
-        patches = is_patch.nonzero()[:, 0]
-        if len(patches) != rows * columns or is_first_row.nonzero()[:, 0].tolist() != patches[:columns].tolist():
-            return None
-        places = torch.full((len(is_patch), 2), -1)
-        places[patches] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-        return places
+        changes = (points[1:] != points[0]).any(-1).cpu()
+        is_patch, row_bits, column_bits = changes[0], changes[1 : 1 + len(rows)], changes[1 + len(rows) :]
+        numbers = torch.stack([(x << torch.arange(len(x))[:, None]).sum(0) for x in (row_bits, column_bits)], -1)
+        places = torch.where(is_patch[:, None], numbers, -1)
+        expected = torch.cartesian_prod(*axes)
+        is_grid = torch.equal(places[is_patch].unique(dim=0), expected) and int(is_patch.sum()) == len(expected)
+        return places if is_grid else None
 
 
 def input_title(source: Any, features: Tensor) -> str:

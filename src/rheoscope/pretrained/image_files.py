@@ -1,9 +1,9 @@
 """Image files as the pixels that a network reads: opened by Pillow, prepared by the image processor of the model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.messages.advice import Advice
@@ -26,8 +26,8 @@ def open_image(path: Path) -> Any:
         ) from error
 
 
-def process_image(image: Any, processor: Any, network_name: str) -> Float[Tensor, "c h w"]:
-    """The pixels of an image, by the processor of a model."""
+def process_image(image: Any, processor: Any, network_name: str, **options: Any) -> Mapping[str, Tensor]:
+    """What the processor of a model makes of an image."""
     if processor is None:
         raise RheoscopeError(
             Message(
@@ -36,4 +36,5 @@ def process_image(image: Any, processor: Any, network_name: str) -> Float[Tensor
             ),
             Advice("model.trace(pixels)"),
         )
-    return processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+    inputs: Mapping[str, Tensor] = processor(images=image.convert("RGB"), return_tensors="pt", **options)
+    return inputs

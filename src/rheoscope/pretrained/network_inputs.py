@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.packed_patches import is_packed, merge_size, pack_patches, packed_size
 from rheoscope.shapes import RheoscopeError
 
 TOKEN_INPUT = "input_ids"
@@ -21,6 +23,8 @@ DEFAULT_CHANNELS, SECOND, SHORTER = 3, 16_000, 1_000
 
 def main_input(network: Any) -> str:
     """The name of the input from which a network computes its first points."""
+    if is_packed(network):
+        return IMAGE_INPUT
     name, parameters = getattr(network, "main_input_name", TOKEN_INPUT), inspect.signature(network.forward).parameters
     if name not in parameters:  # some vision towers do not declare theirs
         name = next((x for x in FEATURE_INPUTS if x in parameters), name)
@@ -43,10 +47,15 @@ def is_pair(network: Any) -> bool:
     return has_target and bool(getattr(network.config, "is_encoder_decoder", False))
 
 
+def feature_arguments(network: Any, features: Float[Tensor, "b *size"]) -> dict[str, Tensor]:
+    """The arguments of a network for a batch of features."""
+    return pack_patches(network, features) if is_packed(network) else {main_input(network): features}
+
+
 def random_features(network: Any, seed: int = 0) -> Tensor:
     """Random features (1, …) of the shape that a network reads, on its device and in its dtype."""
     weight = next(network.parameters())
-    shape = feature_shape(network.config, main_input(network))
+    shape = feature_shape(network)
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed))
     return noise.to(weight.device, weight.dtype)
 
@@ -55,7 +64,7 @@ def feature_inputs(network: Any) -> Iterator[dict[str, Any]]:
     """Random features for a forward pass, first of the network's own size, then of images with fewer rows of patches."""
     name = main_input(network)
     features = random_features(network)
-    yield {name: features}
+    yield feature_arguments(network, features)
     if name == SAMPLE_INPUT:
         yield from ({name: features[:, :n]} for n in range(SECOND - SHORTER, SECOND // 2, -SHORTER))
     sizes = patch_size(network.config) if name == IMAGE_INPUT else None
@@ -63,8 +72,9 @@ def feature_inputs(network: Any) -> Iterator[dict[str, Any]]:
         return
     has_option = "interpolate_pos_encoding" in inspect.signature(network.forward).parameters
     options = {"interpolate_pos_encoding": True} if has_option else {}
-    for n_rows in range(features.shape[-2] // sizes[0] - 1, 1, -1):
-        inputs = {name: features[..., : n_rows * sizes[0], :], **options}
+    step = merge_size(network.config) if is_packed(network) else 1
+    for n_rows in range(features.shape[-2] // sizes[0] - step, 1, -step):
+        inputs = feature_arguments(network, features[..., : n_rows * sizes[0], :]) | options
         if _runs(network, inputs):
             yield inputs
 
@@ -79,8 +89,11 @@ def _runs(network: Any, inputs: dict[str, Any]) -> bool:
     return True
 
 
-def feature_shape(config: Any, input_name: str) -> tuple[int, ...]:
-    """The shape of the features of one image or sound, from the config."""
+def feature_shape(network: Any) -> tuple[int, ...]:
+    """The shape of the features of one image or sound, from the config of a network."""
+    if is_packed(network):
+        return packed_size(network, network_sizes(network))
+    config, input_name = network.config, main_input(network)
     if input_name == IMAGE_INPUT:
         return (int(getattr(config, "num_channels", None) or DEFAULT_CHANNELS), *image_size(config))
     if input_name == SAMPLE_INPUT:
@@ -89,6 +102,12 @@ def feature_shape(config: Any, input_name: str) -> tuple[int, ...]:
     if n_bins is None or n_positions is None:
         raise RheoscopeError(Message("the config of {type} has no number of frames", type=config.model_type))
     return int(n_bins), 2 * int(n_positions)
+
+
+def network_sizes(network: Any) -> set[int]:
+    """The sizes of all weights, and all numbers of the config."""
+    sizes = {size for parameter in network.parameters() for size in parameter.shape}
+    return sizes | {value for value in vars(network.config).values() if isinstance(value, int)}
 
 
 def image_size(config: Any) -> tuple[int, int]:

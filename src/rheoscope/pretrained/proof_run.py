@@ -18,6 +18,7 @@ from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.describe_network import visible_softmax
 from rheoscope.pretrained.finder.softmax_calls import SOFTMAX_OPERATIONS
 from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.pretrained.packed_patches import is_packed
 from rheoscope.pretrained.proof_texts import ProofBatch, ProofPlan
 from rheoscope.running import certificate
 from rheoscope.running.certificate import Certificate, Coverage, LayerErrors, Texts
@@ -215,8 +216,11 @@ def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
     Where a module returns this very result, further modules of its class are not searched for it.
     """
     recorder, layer_weights, returning_classes = SoftmaxRecorder(), list[Tensor](), set[type]()
+    has_segments = is_packed(model.network)
 
     def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if has_segments:
+            recorder.weights.clear()
         if type(module) not in returning_classes:
             modes.enter_context(recorder)
 
@@ -226,7 +230,7 @@ def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
             layer_weights.append(out[1])
             return
         returned = out[1] if isinstance(out, tuple) and len(out) > 1 else None
-        layer_weights.append(recorder.weights.pop())
+        layer_weights.append(join_segments(recorder.weights) if has_segments else recorder.weights.pop())
         if isinstance(returned, Tensor) and returned.is_set_to(layer_weights[-1]):
             returning_classes.add(type(module))
 
@@ -239,6 +243,12 @@ def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
     ]
     with ExitStack() as modes, apply_module_hooks(hooks):
         yield layer_weights
+
+
+def join_segments(weights: Sequence[Float[Tensor, "1 h m m"]]) -> Float[Tensor, "1 h n n"]:
+    """The weights of one sequence, from those of its segments, which do not see each other."""
+    heads = zip(*(x[0] for x in weights), strict=True)
+    return torch.stack([torch.block_diag(*segments) for segments in heads])[None]
 
 
 class SoftmaxRecorder(TorchDispatchMode):

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 from rheoscope.attention.mask import Chunks, Intersection, Mask, Window
 from rheoscope.messages.message import Message
-from rheoscope.pretrained.finder.describe_network import network_sizes
 from rheoscope.pretrained.hf_model import Pretrained
+from rheoscope.pretrained.network_inputs import network_sizes
 from rheoscope.running.certificate import PROBE_TOKENS, probe_ids
 from rheoscope.running.stream import ModelDescription
 from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks
@@ -244,7 +244,15 @@ def selected_tokens(network: nn.Module, description: ModelDescription, batch: Pr
     def select_all(args: Any, kwargs: dict[str, Any]) -> Any:
         return tree_map_only(Tensor, select, (args, kwargs))
 
-    blocks = {description.embed_tap.module, *(taps[-1].module for taps in description.layer_taps)}
-    lists = [set(x) for x in network.modules() if isinstance(x, nn.ModuleList) and not blocks.isdisjoint(x)]
-    with apply_module_hooks([ModuleHook(block, "in", select_all) for block in blocks.union(*lists)]):
+    with apply_module_hooks([ModuleHook(block, "in", select_all) for block in _token_readers(network, description)]):
         yield
+
+
+def _token_readers(network: nn.Module, description: ModelDescription) -> set[nn.Module]:
+    """The blocks of a network, and the modules at the ends of its stream."""
+    ends = {description.embed_tap.module, *(taps[-1].module for taps in description.layer_taps)}
+    lists = [set(x) for x in network.modules() if isinstance(x, nn.ModuleList)]
+    blocks = [x for x in lists if not ends.isdisjoint(x)]
+    if not blocks:  # points are mixed inside of a block
+        blocks = [x for x in lists if any(not ends.isdisjoint(block.modules()) for block in x)]
+    return ends.union(*blocks)

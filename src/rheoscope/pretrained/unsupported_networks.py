@@ -46,19 +46,6 @@ def check_supported(network: nn.Module) -> None:
         )
 
 
-def refuse_packed_patches(network: Any) -> None:
-    """Raise for a tower whose tokens are the patches of several images in one sequence (Qwen-VL)."""
-    if "grid_thw" in inspect.signature(network.forward).parameters:
-        raise RheoscopeError(
-            Message(
-                "{network} packs the patches of several images into one sequence (grid_thw, cu_seqlens), expected one image in each "
-                "row of a batch; choose the model of texts",
-                network=type(network).__name__,
-            ),
-            Advice("rs.load('NAME#text')", "--model 'NAME#text'"),
-        )
-
-
 def refuse_hidden_patches(network: Any) -> None:
     """Raise for a network that hides random patches of an image, so that two runs have other points (ViT-MAE)."""
     has_noise = "noise" in inspect.signature(base_network(network).forward).parameters

@@ -56,6 +56,7 @@ def description_blocks(model: "RunnableModel", structures: Sequence["LayerStruct
         Lines(Message("Symbols"), SYMBOLS),
         *location_blocks(structures),
         *([opaque_block(opaque)] if opaque else []),
+        *([streams_block(model.description.n_streams)] if model.description.n_streams > 1 else []),
     ]
 
 
@@ -231,6 +232,20 @@ def opaque_block(names: Sequence[str]) -> Lines:
                 "of the layer before it, or of the embedding.",
                 n=len(names),
                 names=", ".join(names),
+            )
+        ],
+    )
+
+
+def streams_block(n: int) -> Lines:
+    """What the points of a network with several streams are."""
+    return Lines(
+        Message("Points"),
+        [
+            Message(
+                "Every layer mixes {n} streams. A point is the mix that attention reads and is added to. The rest of the layer writes "
+                "into all streams, so it is no function of the point.",
+                n=n,
             )
         ],
     )

@@ -17,8 +17,11 @@ from rheoscope.space.head import Heads
 from rheoscope.space.heads_norm import HeadsNorm
 from rheoscope.space.model_parts import LatentNorm, Norm, NormAcrossHeads
 
-BlockOrder = Literal["sequential", "parallel", "post-norm", "cross-attention", "post-norm cross-attention"]
-"""Attention, then MLP; both from the same points; each followed by a norm; attention to the encoder, without a norm or with one."""
+BlockOrder = Literal[
+    "sequential", "parallel", "post-norm", "mixed streams", "cross-attention", "post-norm cross-attention"
+]
+"""Attention, then MLP; both from the same points; each followed by a norm; attention, then a mix of several streams; attention to the
+encoder, without a norm or with one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +138,7 @@ def _stack(network: nn.Module, description: ModelDescription, kind: str) -> Iter
 def block_order(taps: tuple[Tap, ...]) -> BlockOrder:
     """The order of attention and MLP in a layer, by its hook points."""
     if taps[0].is_displacement:
-        return "parallel"
+        return "parallel" if taps[0].is_virtual else "mixed streams"
     return "post-norm" if taps[0].step.is_sum else "sequential"
 
 

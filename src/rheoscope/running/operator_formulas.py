@@ -211,6 +211,7 @@ def block_formula(structure: LayerStructure) -> Message:
     return {
         "sequential": Message("sequential: x ← x + Δ, then x ← x + MLP(x)"),
         "parallel": Message("parallel: x ← x + Δ + MLP(x)"),
+        "mixed streams": Message("mixed streams: x ← x + Δ, then x ← a mix of several streams"),
         "post-norm": Message("post-norm: x ← norm(x + Δ), then x ← norm(x + MLP(x))"),
         "cross-attention": Message("x_i ← x_i + Δ_i, where j runs over the tokens of the encoder"),
         "post-norm cross-attention": Message("x_i ← norm(x_i + Δ_i), where j runs over the tokens of the encoder"),

@@ -242,7 +242,7 @@ class RunnableModel(ABC):
                 Advice("lambda logits: logits[-1].max()"),
             )
         points = {
-            str(tap.step): captured_points[str(tap.step)] for tap in taps(self.description) if not tap.is_displacement
+            str(tap.step): captured_points[str(tap.step)] for tap in taps(self.description) if not tap.is_virtual
         }
         gradients = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
         return value.detach(), {
@@ -436,7 +436,7 @@ def make_traces(
         input_steps=input_steps,
         mid_steps=tuple(step_index + 1 for step_index in input_steps),
         logits=logits,
-        unread_steps=frozenset(tap.step for tap in taps(description) if tap.is_displacement),
+        unread_steps=frozenset(tap.step for tap in taps(description) if tap.is_virtual or tap.is_shared),
     )
 
 

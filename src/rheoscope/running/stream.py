@@ -33,10 +33,12 @@ from rheoscope.space.step import Step
 class Tap:
     """A hook point of the stream: the first input or the output of a module.
 
-    `is_displacement`: the tensor is a displacement from the step before (the attention of a parallel block).
+    `is_displacement`: the tensor is a displacement from the step before. Without a `writer`, nothing reads their sum (the attention of a
+    parallel block).
     `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`.
     `turn`: where the modules run `n_turns` times in one forward pass (ALBERT), the turn at which they hold the point.
     `scale`: the tensor is this multiple of the point (MiniMax multiplies its stream before a norm).
+    `is_shared`: other operations read the tensor too, so that nothing can take its place (Gemma 3n mixes several streams).
     """
 
     step: Step
@@ -48,6 +50,12 @@ class Tap:
     turn: int = 0
     n_turns: int = 1
     scale: float = 1.0
+    is_shared: bool = False
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether the network does not compute the point."""
+        return self.is_displacement and self.writer is None
 
     def to_point(self, x: Tensor) -> Tensor:
         """The point of a tensor at this tap."""
@@ -67,7 +75,7 @@ class ModelDescription:
     the embedding.
     `embed_scale` and `unembed_scale` are factors of the embedding and of the logits; `unembed_bias` is added to the logits.
     Without `unembed_scale`, logits are no linear map of the last points, and there is no logit lens. `context_length` is the
-    longest text that position embeddings allow.
+    longest text that position embeddings allow. `n_streams` is the number of streams that every block mixes into its points.
     """
 
     embed_tap: Tap
@@ -89,6 +97,7 @@ class ModelDescription:
     unembed_scale: float | None = 1.0
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
     context_length: int | None = None
+    n_streams: int = 1
 
     def __repr__(self) -> str:
         return f"<Description of {len(self.layer_heads)} layers, each {self.layer_heads[0]!r}>"
@@ -100,7 +109,7 @@ class ModelDescription:
     def output_tap(self, layer: int) -> Tap:
         """The tap of the first points that include the attention of a layer: after attention, or after a parallel block."""
         first, *_, last = self.layer_taps[layer]
-        return last if first.is_displacement else first
+        return last if first.is_virtual else first
 
 
 def pre_norm_taps(layers: Sequence[Any], mid_norm_name: str, writer_name: str) -> tuple[tuple[Tap, Tap], ...]:
@@ -351,7 +360,15 @@ def observe_tap(tap: Tap, callback: Callable[[Tensor], None]) -> ModuleHook:
 
 
 def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
-    if tap.is_displacement:
+    if tap.is_shared:
+        raise RheoscopeError(
+            Message(
+                "{step} is mixed from several streams, which other parts of the network read too, so it cannot be edited; edit a point "
+                "after attention instead",
+                step=str(tap.step),
+            )
+        )
+    if tap.is_virtual:
         raise RheoscopeError(
             Message(
                 "{step} of a parallel block cannot be edited, since no module reads it; edit {other} instead",

@@ -46,8 +46,9 @@ def pull_back_gradient(traces: Traces, final_gradient: Clouds) -> list[Clouds]:
 
 
 def is_residual_sum(trace: Trace | Traces) -> bool:
-    """Whether every layer adds attention and an MLP to the stream: no norm after a sum, no cross-attention."""
-    return not any(step.is_sum or step.is_cross for step in trace.steps)
+    """Whether every layer adds attention and an MLP to the stream: no norm after a sum, no cross-attention, no mix of several streams."""
+    is_mixed = any(trace.steps[step] in trace.unread_steps for step in trace.input_steps)
+    return not is_mixed and not any(step.is_sum or step.is_cross for step in trace.steps)
 
 
 def _pull_back_in_chunks(half_layer: Callable[[Tensor], Tensor], x: Clouds, g: Clouds) -> Clouds:

@@ -43,15 +43,17 @@ HYBRID = {
 GEMMA3N = {
     **GROUPED,
     "head_dim": 8,
-    "num_kv_shared_layers": 0,
-    "activation_sparsity_pattern": [0.0] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.0] * 4,
     "laurel_rank": 4,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "intermediate_size": [24] * 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 5,
+    "intermediate_size": [24] * 4,
     "hidden_size_per_layer_input": 4,
     "vocab_size_per_layer_input": 40,
 }
-"""Four clouds of points that every layer mixes."""
+"""Four streams that every layer mixes. The last two layers read the keys and values of the first two."""
 GEMMA4 = {
     **GROUPED,
     "num_hidden_layers": 4,
@@ -123,6 +125,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: hf.Gemma2ForCausalLM(
         hf.Gemma2Config(**GROUPED, head_dim=16, sliding_window=4, query_pre_attn_scalar=20, attn_logit_softcapping=5.0)
     ),
+    "gemma3n": lambda: hf.Gemma3nForCausalLM(hf.Gemma3nTextConfig(**GEMMA3N)),
     "gemma4": lambda: hf.Gemma4ForCausalLM(hf.Gemma4TextConfig(**GEMMA4)),
     "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT2 | {"n_positions": 40}, rotary_dim=4)),
     "gpt_oss": lambda: hf.GptOssForCausalLM(

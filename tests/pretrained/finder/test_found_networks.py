@@ -24,7 +24,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import ModelRotary
 from tests.covers.cases import autograd_gradient
 from tests.pretrained.cases import gap, text
-from tests.pretrained.finder.networks import GEMMA3N, JETMOE, NETWORKS, build
+from tests.pretrained.finder.networks import JETMOE, NETWORKS, build
 
 FLOAT32_ISLANDS = 2e-6
 """Rotary tables and RMSNorms run in float32 inside a float64 network."""
@@ -38,6 +38,7 @@ BY_OUTPUT = (
     "diffllama",
     "falcon",
     "gemma2",
+    "gemma3n",
     "gpt_oss",
     "deepseek_v3",
     "distilbert",
@@ -160,7 +161,7 @@ def test_edited_outputs_pass_the_norm_of_all_heads(name: str) -> None:
     assert gap(model.run(ids), expected) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["bitnet", "diffllama", "bitnet_layer_norm"])
+@pytest.mark.parametrize("name", ["bitnet", "diffllama", "bitnet_layer_norm", "gemma3n"])
 def test_the_gradient_of_scores_passes_the_norm_of_all_heads(name: str) -> None:
     model, ids = loaded(name), text(n=9)
     R = rs.reversed_map(model, model.trace(ids), 0, 1, target=7)
@@ -181,6 +182,37 @@ def test_blocks_that_share_keys_and_values_with_another_have_no_operators() -> N
     assert model.view.facts["opaque_blocks"] == "model.layers.2, model.layers.3"
     assert model.view.layers == 2
     assert gap(model.trace(text(), logits=True).logits, model.run(text())) < FLOAT32_ISLANDS
+
+
+def test_points_of_several_streams_are_what_attention_reads_and_what_it_is_added_to() -> None:
+    """The points after the last layer are what the last norm reads: the mean of all streams."""
+    model, ids = loaded("gemma3n"), text()
+    assert model.view.facts["streams"] == 4
+    assert model.view.facts["opaque_blocks"] == "model.layers.2, model.layers.3"
+    layers, last = model.network.model.layers, model.network.model.norm
+    inputs: list[Tensor] = []
+    modules = [layers[0].input_layernorm, layers[1].input_layernorm, last]
+    handles = [x.register_forward_pre_hook(lambda module, args: inputs.append(args[0][0])) for x in modules]
+    trace = model.trace(ids)
+    for handle in handles:
+        handle.remove()
+    for index, expected in zip((0, 2, 4), inputs, strict=True):
+        assert gap(trace.points[index], expected) == 0
+    with outputs_of([layers[0].post_attention_layernorm]) as updates:
+        model.run(ids)
+    assert gap(trace.points_at("L0.resid_mid"), inputs[0] + updates[0]) < FLOAT32_ISLANDS
+
+
+def test_a_point_of_several_streams_is_edited_after_attention_alone() -> None:
+    model, ids = loaded("gemma3n"), text()
+    shift = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    norm = model.network.model.layers[1].post_attention_layernorm
+    handle = norm.register_forward_hook(lambda module, args, out: out + shift)
+    expected = model.run(ids)
+    handle.remove()
+    assert gap(model.run(ids, hooks={"L1.resid_mid": lambda x: x + shift}), expected) < FLOAT32_ISLANDS
+    with pytest.raises(RheoscopeError, match=r"L0.resid_post is mixed from several streams"):
+        model.run(ids, hooks={"L0.resid_post": lambda x: x + shift})
 
 
 def test_blocks_that_begin_with_a_norm_are_read_from_norm_to_norm() -> None:
@@ -288,10 +320,6 @@ def test_an_operation_outside_the_grammar_is_named() -> None:
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
-        (
-            lambda: hf.Gemma3nForCausalLM(hf.Gemma3nTextConfig(**GEMMA3N)),
-            "Gemma3nTextDecoderLayer: bmm of Gemma3nTextDecoderLayer mixes 4 clouds of points, expected 1 cloud",
-        ),
         (
             lambda: hf.JetMoeForCausalLM(hf.JetMoeConfig(**JETMOE)),
             "JetMoeAttention: index_add routes tokens to experts before the scores",

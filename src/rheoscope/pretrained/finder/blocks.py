@@ -1,5 +1,6 @@
 """The blocks of a network on a tape: members of a list of modules, each with one softmax, and blocks of another kind between them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -16,6 +17,7 @@ class Block:
     """The call of one block with attention: its input and output points, and the indices of its softmaxes.
 
     `entry_norm` is a norm at its beginning whose result is `points`, and `exit_norm` the norm that reads its output (MiniMax).
+    `reader` is the module that reads `points` if the block mixes them from several streams, whose stack is `output` (Gemma 3n).
     """
 
     call: ModuleCall
@@ -25,11 +27,15 @@ class Block:
     cross_softmax: int | None = None
     entry_norm: ModuleCall | None = None
     exit_norm: ModuleCall | None = None
+    reader: ModuleCall | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A block with attention, and the blocks without a softmax that follow it: they count as part of its second half."""
+    """A block with attention, and the blocks without a softmax that follow it: they count as part of its second half.
+
+    `reader` is the module that reads the points after a layer of several streams.
+    """
 
     block: Block
     opaque_calls: tuple[ModuleCall, ...]
@@ -37,6 +43,7 @@ class Layer:
     output: Value
     turn: int = 0
     n_turns: int = 1
+    reader: ModuleCall | None = None
 
     @property
     def last_module(self) -> nn.Module:
@@ -54,8 +61,20 @@ def is_cloud(tape: Tape, value: Value) -> bool:
     )
 
 
+OtherBlock = Callable[[Tape, ModuleCall, int], Block | None]
+"""The block of a call and its softmax that reads no single cloud; None if there is none."""
+
+
+def no_other_block(tape: Tape, call: ModuleCall, softmax: int) -> None:
+    return None
+
+
 def find_blocks(
-    tape: Tape, network: nn.Module, softmaxes: list[int], cross_softmaxes: list[int] | None = None
+    tape: Tape,
+    network: nn.Module,
+    softmaxes: list[int],
+    cross_softmaxes: list[int] | None = None,
+    other_block: OtherBlock = no_other_block,
 ) -> list[Block]:
     """The block of every softmax: the largest member of a list of modules that contains this softmax and no other.
 
@@ -66,7 +85,7 @@ def find_blocks(
             Message("{network} has no softmax over tokens, so it has no attention", network=type(network).__name__)
         )
     members = {module for parent in network.modules() if isinstance(parent, nn.ModuleList) for module in parent}
-    blocks = [_block(tape, _block_call(tape, members, index, softmaxes), index) for index in softmaxes]
+    blocks = [_block(tape, _block_call(tape, members, index, softmaxes), index, other_block) for index in softmaxes]
     return [_with_cross(block, cross_softmaxes or []) for block in blocks]
 
 
@@ -92,15 +111,18 @@ def _block_call(tape: Tape, members: set[nn.Module], softmax: int, softmaxes: li
     return max(single, key=lambda x: x.last_operation - x.first_operation)
 
 
-def _block(tape: Tape, call: ModuleCall, softmax: int) -> Block:
+def _block(tape: Tape, call: ModuleCall, softmax: int, other_block: OtherBlock) -> Block:
     points, output = _clouds(tape, call)
     if points is None or output is None or tape.template(points).shape[-1] != tape.template(output).shape[-1]:
-        raise _no_cloud(tape, call)
+        block = other_block(tape, call, softmax)
+        if block is None:
+            raise _no_cloud(tape, call)
+        return block
     return Block(call, points, output, softmax)
 
 
 def _no_cloud(tape: Tape, call: ModuleCall) -> RheoscopeError:
-    """What a block reads in place of one cloud: several clouds (Gemma 3n), or a text of another length."""
+    """What a block reads in place of one cloud: several clouds, or a text of another length."""
     module, n = type(call.module).__name__, tape.n_tokens
     tensors = {
         v: tape.template(v) for v in call.inputs if tape.template(v).is_floating_point() and tape.template(v).ndim > 2
@@ -150,6 +172,19 @@ def _clouds(tape: Tape, call: ModuleCall) -> tuple[Value | None, Value | None]:
     )
 
 
+def stack_ends(tape: Tape, call: ModuleCall) -> tuple[Value | None, Value | None]:
+    """The first stack of clouds that a call reads, and the first of the same shape that it returns."""
+    points = next((v for v in call.inputs if is_stack(tape, v)), None)
+    shape = None if points is None else tape.template(points).shape
+    return points, next((v for v in call.outputs if tape.template(v).shape == shape), None)
+
+
+def is_stack(tape: Tape, value: Value) -> bool:
+    """Whether a tensor has several vectors per token, each in a cloud of its own."""
+    x = tape.template(value)
+    return x.is_floating_point() and x.ndim == 4 and x.shape[-2] == tape.n_tokens and not is_cloud(tape, value)
+
+
 def group_layers(tape: Tape, network: nn.Module, blocks: list[Block]) -> list[Layer]:
     """Every block with attention, with the blocks of another kind that follow it in the same list."""
     modules = [block.call.module for block in blocks]
@@ -163,7 +198,7 @@ def group_layers(tape: Tape, network: nn.Module, blocks: list[Block]) -> list[La
     layers: list[Layer] = []
     leading: list[str] = []
     for call in sorted(calls, key=lambda x: x.first_operation):
-        points, output = _clouds(tape, call)
+        points, output = (_clouds if blocks[0].reader is None else stack_ends)(tape, call)
         if layers and (points is None or not same_numbers(tape, points, layers[-1].output)):
             raise RheoscopeError(Message("something changes the points before {module}", module=names[call.module]))
         if id(call) in by_call:

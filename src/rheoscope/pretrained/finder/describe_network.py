@@ -30,10 +30,18 @@ from rheoscope.pretrained.finder.hook_points import attention_module, embed_tap,
 from rheoscope.pretrained.finder.key_choice import longest_text_without_choice
 from rheoscope.pretrained.finder.layer_copies import PlacedLayer, every_layer
 from rheoscope.pretrained.finder.masks import every_mask, read_mask
+from rheoscope.pretrained.finder.mixed_streams import (
+    end_at_readers,
+    mixed_block,
+    mixed_stream,
+    n_streams,
+    without_taps,
+)
 from rheoscope.pretrained.finder.outputs import read_outputs
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.positions import read_position
 from rheoscope.pretrained.finder.projections import Projection, match_projection
+from rheoscope.pretrained.finder.segments import one_segment, within_segments
 from rheoscope.pretrained.finder.softmax_calls import (
     SoftmaxCall,
     distinct_softmaxes,
@@ -55,8 +63,8 @@ from rheoscope.pretrained.finder.stream_ends import (
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
-from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
-from rheoscope.pretrained.unsupported_networks import refuse_hidden_patches, refuse_other_mask, refuse_packed_patches
+from rheoscope.pretrained.network_inputs import feature_inputs, network_sizes, reads_tokens
+from rheoscope.pretrained.unsupported_networks import refuse_hidden_patches, refuse_other_mask
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
@@ -71,7 +79,6 @@ FAMILY = "found"
 
 def describe(network: Any, file: TapeFile | None = None) -> ModelDescription:
     """The description of a network from one recorded forward pass, or from one that a file has stored."""
-    refuse_packed_patches(network)
     refuse_hidden_patches(network)
     refuse_other_mask(network)
     return describe_tape(network, file, record_forward, describe_stream, lambda x: len(x.layer_heads))
@@ -98,9 +105,9 @@ def describe_stream(network: Any, tape: Tape) -> ModelDescription:
 @torch.no_grad()
 def _describe_stream(network: Any, tape: Tape) -> ModelDescription:
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
-    all_blocks = find_blocks(tape, network, softmaxes)
+    all_blocks = find_blocks(tape, network, softmaxes, other_block=mixed_block)
     own = [block for block in all_blocks if reads_own_points(tape, block)]
-    layers = begin_at_norms(tape, group_layers(tape, network, own or all_blocks))
+    layers = end_at_readers(tape, begin_at_norms(tape, group_layers(tape, network, own or all_blocks)))
     (placed,) = every_layer(tape, layers)
     blocks = [describe_block(own_tape, layer.block) for own_tape, layer in placed]
     if not reads_tokens(network):
@@ -142,7 +149,7 @@ def describe_stack(
     streams = [block.stream for block in blocks]
     limits = [n for n in (longest_text(tape), *(block.longest_text for block in blocks)) if n is not None]
     return ModelDescription(
-        embed_tap=embed_tap(layers[0]),
+        embed_tap=embed_tap(tape, layers[0]),
         layer_taps=tuple(
             layer_taps(own_tape, index, layer, stream)
             for index, ((own_tape, layer), stream) in enumerate(zip(placed, streams, strict=True))
@@ -156,6 +163,7 @@ def describe_stack(
         embed_projection=embedding.projection,
         embed_scale=embedding.scale,
         opaque_blocks=tuple(name for layer in layers for name in layer.opaque_names),
+        n_streams=n_streams(tape, layers[0].block),
         context_length=min(limits, default=None),
     )
 
@@ -189,7 +197,7 @@ def record_features(network: Any) -> Tape:
     """A tape of the network on random features, if possible of a number of tokens that is no size of the network."""
     sizes, tapes = network_sizes(network), list[Tape]()
     for inputs in feature_inputs(network):
-        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape:
+        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape, one_segment(network):
             network(**inputs)
         shapes = [tape.template(tape.operations[i].results[0]).shape[-2:] for i in softmax_indices(tape)]
         tape.n_tokens, tape.has_own_size = next((n for n, n_keys in shapes if n == n_keys), 0), not tapes
@@ -223,12 +231,6 @@ def probe_ids(network: Any) -> Tensor:
     return spread_ids(network, next((n for n in PROBE_LENGTHS if n not in sizes), PROBE_LENGTHS[0]))
 
 
-def network_sizes(network: Any) -> set[int]:
-    """The sizes of all weights, and all numbers of the config."""
-    sizes = {size for parameter in network.parameters() for size in parameter.shape}
-    return sizes | {value for value in vars(network.config).values() if isinstance(value, int)}
-
-
 def spread_ids(network: Any, n: int) -> Tensor:
     """Ids from the upper part of the vocabulary, where special tokens are rare."""
     embedding = token_table(network).weight
@@ -255,8 +257,9 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
     outputs = read_outputs(tape, call, stream.attention, tokens)
     if outputs.projection is None:
         raise RheoscopeError(Message("no module applies the output matrix of the heads"))
-    norm = input_norm(tape, q, points, tokens)
+    norm = without_taps(tape, block, input_norm(tape, q, points, tokens), q.source)
     mechanism = tape.share(("mechanism", call.index), lambda: mechanism_of(tape, call, q, tokens))
+    mechanism = within_segments(tape, block, mechanism)
     heads = replace(
         assemble_heads(projections, outputs.W_O, mechanism, norm),
         b_O=outputs.b_O,
@@ -276,6 +279,8 @@ def describe_block(tape: Tape, block: Block) -> DescribedBlock:
 
 
 def _read_half_layers(tape: Tape, block: Block, call: SoftmaxCall) -> BlockStream:
+    if block.reader is not None:
+        return mixed_stream(tape, block)
     end, cross = block.call.last_operation, block.cross_softmax
     cross_weights = None if cross is None else tape.descendants(set(tape.operations[cross].results), end)
     return read_stream(tape, block, tape.descendants({call.weights}, end), cross_weights)

@@ -6,6 +6,7 @@ from torch import nn
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Block, Layer
+from rheoscope.pretrained.finder.mixed_streams import mixed_embed_tap, mixed_end_tap
 from rheoscope.pretrained.finder.projections import same_numbers
 from rheoscope.pretrained.finder.stream import BlockStream, HalfLayer, StreamReader
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape
@@ -14,8 +15,10 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import EMBED, Step
 
 
-def embed_tap(layer: Layer) -> Tap:
+def embed_tap(tape: Tape, layer: Layer) -> Tap:
     """The tap of the first points: what the first block reads, or the result of the norm at its beginning."""
+    if layer.block.reader is not None:
+        return mixed_embed_tap(tape, layer.block)
     norm = layer.block.entry_norm
     module, side = (layer.block.call.module, "in") if norm is None else (norm.module, "out")
     return Tap(EMBED, module, side, n_turns=layer.n_turns)  # type: ignore[arg-type]
@@ -39,6 +42,10 @@ def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tup
 
 def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
     exit_norm = layer.block.exit_norm
+    if layer.reader is not None:
+        writer = _writer(tape, StreamReader(tape, layer.block).calls, stream.attention).module
+        middle = Tap(Step(index, "resid_mid"), writer, "out", is_displacement=True, writer=writer)
+        return middle, mixed_end_tap(tape, index, layer.reader)
     post = Tap(Step(index, "resid_post"), layer.last_module if exit_norm is None else exit_norm.module, "out")
     halves = [(stream.attention, "attn_sum", "resid_mid")]
     halves += [] if stream.cross is None else [(stream.cross, "cross_sum", "resid_cross")]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from rheoscope.pretrained.finder.blocks import Block
+from rheoscope.pretrained.finder.blocks import Block, is_stack
 from rheoscope.pretrained.finder.entry_norms import entry_norm
 from rheoscope.pretrained.finder.equal_operations import hashable, operation_key, value_numbers
 from rheoscope.pretrained.finder.softmax_calls import softmax_indices
@@ -66,7 +66,7 @@ def _layers_of(tape: Tape, calls: Sequence[ModuleCall]) -> Iterator[Block]:
         output = next(iter(call.outputs), None)
         shape = None if output is None else tape.template(output).shape
         points = next((v for v in call.inputs if tape.template(v).shape == shape), None)
-        if points is None or output is None:
+        if points is None or output is None or is_stack(tape, points):
             continue
         softmax = next(i for i in softmax_indices(tape) if call.first_operation <= i < call.last_operation)
         block = Block(call, points, output, softmax)
