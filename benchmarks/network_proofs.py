@@ -206,10 +206,10 @@ def _points_reader(model: Any, ids: Int[Tensor, "1 n"]) -> PointsReader:
     if "streams" in model.view.facts:
         places = [_nearest(trace.layer_input(layer), run.tensors) for layer, run in enumerate(runs)]
         return lambda layer, run: run.tensors[places[layer]]
-    first = runs[0].first_result
-    if first is not None and first.shape == runs[0].points.shape:
-        if _relative(x, runs[0].points[0]) > 1e-6 > _relative(x, first[0]):
-            return lambda layer, run: run.first_result  # type: ignore[return-value]
+    first, received = runs[0].first_result, runs[0].points
+    has_both = first is not None and first.shape == received.shape
+    if has_both and _relative(x, received[0]) > 1e-6 > _relative(x, first[0]):  # type: ignore[index]
+        return lambda layer, run: run.first_result  # type: ignore[return-value]
     return lambda layer, run: run.points
 
 

@@ -70,6 +70,8 @@ HALF_IMAGE_POSITIONS = {
     }
 }
 """Rotations by time, row and column, whose sections fill a head or half of it."""
+WINDOWS_OF_PATCHES = {"window_size": 48, "fullatt_block_indexes": [1]}
+"""Windows of three merged patches, the last of which are smaller, then a layer without windows."""
 SLIDING_THEN_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_experts": 16, "n_group": 4, "topk_group": 2},
@@ -118,6 +120,8 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     **{x: {"text_config": IMAGE_POSITIONS} for x in ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "paddleocr_vl")},
     **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), HALF_IMAGE_POSITIONS),
     **{x: {"text_config": HALF_IMAGE_POSITIONS} for x in ("glm4v", "glm46v", "glm_ocr", "glmga", "glm_image")},
+    **dict.fromkeys(("exaone4_5_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision"), WINDOWS_OF_PATCHES),
+    "glm5_next_vision": {"projection_intermediate_size": 96, "out_hidden_size": WIDTH},
     "yolos": {"image_size": [32, 32]},
     "aimv2_vision_model": {"image_size": 40},
 }  # fmt: skip

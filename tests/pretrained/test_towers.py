@@ -7,11 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import rheoscope as rs
+from rheoscope.pretrained.packed_patches import pack_patches, unpack_patches
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import gap, randomised
 
@@ -31,6 +35,7 @@ VISION = {
     "image_size": 32,
     "patch_size": 8,
 }
+MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
 
@@ -138,26 +143,107 @@ PACKED = {
     "qwen2_5_vl": "Qwen2_5_VisionTransformerPretrainedModel",
     "qwen3_vl": "Qwen3VLVisionModel",
     "glm4v": "Glm4vVisionModel",
-    "qwen2_5_omni": "Qwen2_5OmniVisionEncoder",
 }
 SMALL_TOWER = {
-    "depth": 1,
-    "embed_dim": 16,
-    "hidden_size": 16,
+    "depth": 2,
+    "embed_dim": 32,
+    "hidden_size": 32,
     "num_heads": 2,
     "intermediate_size": 16,
     "out_hidden_size": 16,
+    "patch_size": 2,
+    "window_size": 12,
+    "fullatt_block_indexes": [1],
+    "deepstack_visual_indexes": [0],
 }
+"""Windows of three merged patches on a side. The image has eight, so the last windows have two."""
+
+
+@cache
+def packed_tower(model_type: str, name: str | None = None) -> Any:
+    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    tower = getattr(module, name or PACKED[model_type])
+    config = tower.config_class()
+    for field, size in SMALL_TOWER.items():
+        if hasattr(config, field):
+            setattr(config, field, size)
+    return randomised(tower(config))
+
+
+@cache
+def packed_model(model_type: str) -> Any:
+    return rs.load(packed_tower(model_type))
 
 
 @pytest.mark.parametrize("model_type", PACKED)
-def test_packed_patches_are_refused_by_the_name_of_their_input(model_type: str) -> None:
-    module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-    tower = getattr(module, PACKED[model_type])
-    config = tower.config_class()
-    for name, size in SMALL_TOWER.items():
-        setattr(config, name, size)
+def test_packed_towers_have_a_cloud_for_one_image(model_type: str) -> None:
+    model, pixels = packed_model(model_type), torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    trace, outputs = model.trace(pixels), list[torch.Tensor]()
+    handle = model.network.blocks[-1].register_forward_hook(lambda module, args, out: outputs.append(out))
+    with torch.no_grad():
+        model.network(**pack_patches(model.network, pixels[None]))
+    handle.remove()
+    assert gap(trace.points[-1], outputs[0]) < 1e-5
+    assert sorted(trace.tokens) == sorted(f"patch {row},{column}" for row in range(16) for column in range(16))
+    assert trace.tokens[:5] == ["patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1", "patch 0,2"]
+
+
+def test_a_batch_of_packed_images_leaves_every_image_unchanged() -> None:
+    model, images = packed_model("qwen2_5_vl"), list(torch.randn(2, 3, 32, 32))
+    for trace, image in zip(model.trace(images), images, strict=True):
+        assert gap(trace.points, model.trace(image).points) < 1e-5
+
+
+def test_windows_of_patches_are_the_mask_of_their_layers() -> None:
+    model = packed_model("qwen2_5_vl")
+    trace = model.trace(torch.randn(3, 32, 32))
+    windows = [tuple(int(x) // 6 for x in token.removeprefix("patch ").split(",")) for token in trace.tokens]
+    is_same = torch.tensor([[one == other for other in windows] for one in windows])
+    assert torch.equal(trace.weights(0, 0) > 0, is_same)
+    assert bool((trace.weights(1, 0) > 0).all())
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+def test_an_edit_of_a_packed_tower_removes_the_displacement_of_its_head(model_type: str) -> None:
+    model, pixels = packed_model(model_type), torch.randn(3, 32, 32)
+    trace = model.trace(pixels)
+    edited = model.trace(pixels, edit={(0, 1): lambda q, k, v, mechanism: torch.zeros_like(v)})
+    assert gap(trace.points[1] - edited.points[1], trace.displacements(0)[1]) < 1e-5
+
+
+def test_patches_are_packed_as_the_image_processor_packs_them() -> None:
+    processor = Qwen2VLImageProcessorPil(patch_size=2, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8))
+    expected = processor(images=photo, do_resize=False, return_tensors="pt")
+    network = packed_tower("qwen2_vl")
+    pixels = unpack_patches(network, expected)
+    assert gap(pixels, (torch.tensor(np.array(photo)).movedim(-1, 0) / 255 - 0.5) / 0.25) < 1e-6
+    packed = pack_patches(network, pixels[None])
+    assert torch.equal(packed["hidden_states"], expected["pixel_values"])
+    assert torch.equal(packed["grid_thw"], expected["image_grid_thw"])
+
+
+def test_a_photo_of_any_size_becomes_the_image_of_a_packed_tower(tmp_path: Path) -> None:
+    config = hf.Qwen2VLConfig(
+        text_config={**TEXT, "num_key_value_heads": 2, "rope_parameters": MULTIMODAL_ROPE}, vision_config=SMALL_TOWER
+    )
+    network = randomised(hf.Qwen2VLForConditionalGeneration(config))
+    network.save_pretrained(tmp_path)
+    Qwen2VLImageProcessorPil(patch_size=2).save_pretrained(tmp_path)
+    Image.new("RGB", (50, 20), (200, 100, 0)).save(tmp_path / "photo.png")
+    model = rs.load(f"{tmp_path}#vision")
+    trace = model.trace(tmp_path / "photo.png")
+    assert len(trace) == 256
+    assert trace.patches is not None
+    assert trace.patches.photo[0, 0].tolist() == [200, 100, 0]
+    processed = model.tokenizer(images=Image.new("RGB", (32, 32)), do_resize=False, return_tensors="pt")
+    assert len(model.trace(processed)) == 256
+    with pytest.raises(RheoscopeError, match=r"for images of one size: expected \(3, 32, 32\), got \(3, 32, 64\)"):
+        model.trace(torch.randn(3, 32, 64))
+
+
+def test_an_unknown_order_of_patches_is_refused_in_one_line() -> None:
     with pytest.raises(RheoscopeError) as error:
-        rs.load(tower(config))
-    assert f"{PACKED[model_type]} packs the patches of several images into one sequence (grid_thw" in str(error.value)
+        rs.load(packed_tower("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionTransformerPretrainedModel"))
+    assert "does not show the order of its packed patches, expected rows of 3 × 1 × 2 × 2 numbers" in str(error.value)
     assert "\n" not in str(error.value)

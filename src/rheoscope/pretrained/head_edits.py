@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rheoscope.attention.mechanism import Mechanism
 from rheoscope.pretrained import attention_interface
+from rheoscope.pretrained.finder.segments import SEGMENT_ENDS
 from rheoscope.pretrained.output_edits import edit_outputs
 from rheoscope.running.head_edits import edits_by_layer
 from rheoscope.running.shared_patch import Undo, shared_patch
@@ -40,7 +41,9 @@ def apply_edits(network: Any, description: ModelDescription, edit: Edits) -> Ite
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Whether a module computes attention by a function that `set_attn_implementation` chooses."""
+    """Whether a module computes attention by a function that `set_attn_implementation` chooses, once for all tokens."""
+    if SEGMENT_ENDS in inspect.signature(module.forward).parameters:
+        return False
     forward = inspect.unwrap(type(module).forward)
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
 

@@ -46,6 +46,11 @@ def packed_size(network: Any, sizes: set[int]) -> tuple[int, int, int]:
     return _channels(config), n_rows * patch, n_columns * patch
 
 
+def patch_axes(config: Any) -> tuple[int, int, int, int]:
+    """The channels, frames, height and width of one patch."""
+    return _channels(config), _frames(config), int(config.patch_size), int(config.patch_size)
+
+
 def pack_patches(network: Any, pixels: Float[Tensor, "b c h w"]) -> dict[str, Tensor]:
     """The arguments of a tower for images of one size."""
     patch, merge = int(network.config.patch_size), merge_size(network.config)
@@ -70,7 +75,9 @@ def unpack_patches(network: Any, inputs: Mapping[str, Tensor]) -> Float[Tensor, 
     """The pixels of one image, from what an image processor returns."""
     grid = inputs[IMAGE_GRID]
     if len(grid) != 1 or int(grid[0, 0]) != 1:
-        raise RheoscopeError(Message("the grid of patches is {grid}, expected one image of one frame", grid=grid.tolist()))
+        raise RheoscopeError(
+            Message("the grid of patches is {grid}, expected one image of one frame", grid=grid.tolist())
+        )
     config, (_, n_rows, n_columns) = network.config, grid[0].tolist()
     patch, merge = int(config.patch_size), merge_size(config)
     blocks = inputs["pixel_values"].reshape(

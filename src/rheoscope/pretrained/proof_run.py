@@ -245,7 +245,7 @@ def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
         yield layer_weights
 
 
-def join_segments(weights: Sequence[Float[Tensor, "1 h m m"]]) -> Float[Tensor, "1 h n n"]:
+def join_segments(weights: Sequence[Float[Tensor, "1 h _ _"]]) -> Float[Tensor, "1 h n n"]:
     """The weights of one sequence, from those of its segments, which do not see each other."""
     heads = zip(*(x[0] for x in weights), strict=True)
     return torch.stack([torch.block_diag(*segments) for segments in heads])[None]

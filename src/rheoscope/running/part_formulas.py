@@ -6,7 +6,17 @@ A part without a formula of its own is printed by the name of its class.
 from functools import singledispatch
 
 from rheoscope.attention.feature_maps import Feature
-from rheoscope.attention.mask import Causal, Chunks, ExcludeSelf, Intersection, Mask, NoMask, Prefix, Window
+from rheoscope.attention.mask import (
+    BooleanMask,
+    Causal,
+    Chunks,
+    ExcludeSelf,
+    Intersection,
+    Mask,
+    NoMask,
+    Prefix,
+    Window,
+)
 from rheoscope.attention.normaliser.domain import Normaliser
 from rheoscope.attention.normaliser.sigmoid import Sigmoid
 from rheoscope.attention.normaliser.sink import Sink
@@ -188,6 +198,13 @@ def mask_text(mask: Mask) -> str:
 @mask_text.register
 def _(mask: NoMask) -> Message:
     return Message("none: every token reads every token")
+
+
+@mask_text.register
+def _(mask: BooleanMask) -> Message:
+    return Message(
+        "a table of pairs: {share:.0%} of {n} × {n}", share=float(mask.allowed.float().mean()), n=mask.allowed.shape[-1]
+    )
 
 
 @mask_text.register

@@ -241,9 +241,7 @@ class RunnableModel(ABC):
                 ),
                 Advice("lambda logits: logits[-1].max()"),
             )
-        points = {
-            str(tap.step): captured_points[str(tap.step)] for tap in taps(self.description) if not tap.is_virtual
-        }
+        points = {str(tap.step): captured_points[str(tap.step)] for tap in taps(self.description) if not tap.is_virtual}
         gradients = torch.autograd.grad(value, list(points.values()), materialize_grads=True)
         return value.detach(), {
             label: at_least_float32(g).reshape(-1, g.shape[-1]) for label, g in zip(points, gradients, strict=True)

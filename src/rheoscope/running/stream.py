@@ -363,9 +363,10 @@ def _point_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
     if tap.is_shared:
         raise RheoscopeError(
             Message(
-                "{step} is mixed from several streams, which other parts of the network read too, so it cannot be edited; edit a point "
-                "after attention instead",
+                "{step} is mixed from several streams, which other parts of the network read too, so it cannot be edited; edit {other} "
+                "instead",
                 step=str(tap.step),
+                other=str(Step(tap.step.layer or 0, "resid_mid")),
             )
         )
     if tap.is_virtual:

@@ -33,10 +33,10 @@ class Trace:
     GPU the head outputs are stored too (a quarter of the points) and not computed again.
 
     `input_steps[l]` is the step that layer l reads, `mid_steps[l]` the step after its attention. Steps in `unread_steps` are
-    points that no part of the model reads alone (the midpoint of a parallel block, a mix of several streams). `memory` (S, d) holds the last points of the
-    source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `source_trace` is the whole Trace of
-    that source; a saved Trace has none. `features` is the input of a model that reads no text, such as the pixels of an image, and
-    `patches` are the places of its tokens in the image.
+    points that no part of the model reads alone (the midpoint of a parallel block, a mix of several streams). `memory` (S, d) holds
+    the last points of the source for cross-attention, before the encoder's last norm, and `memory_tokens` its tokens. `source_trace`
+    is the whole Trace of that source; a saved Trace has none. `features` is the input of a model that reads no text, such as the
+    pixels of an image, and `patches` are the places of its tokens in the image.
     """
 
     view: View

@@ -38,6 +38,7 @@ from rheoscope.pretrained.finder.mixed_streams import (
     without_taps,
 )
 from rheoscope.pretrained.finder.outputs import read_outputs
+from rheoscope.pretrained.finder.patch_order import check_patch_order
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.positions import read_position
 from rheoscope.pretrained.finder.projections import Projection, match_projection
@@ -64,6 +65,7 @@ from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
 from rheoscope.pretrained.finder.temperature import longest_text_without_growth
 from rheoscope.pretrained.network_inputs import feature_inputs, network_sizes, reads_tokens
+from rheoscope.pretrained.packed_patches import is_packed
 from rheoscope.pretrained.unsupported_networks import refuse_hidden_patches, refuse_other_mask
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.stream import ModelDescription
@@ -110,6 +112,8 @@ def _describe_stream(network: Any, tape: Tape) -> ModelDescription:
     layers = end_at_readers(tape, begin_at_norms(tape, group_layers(tape, network, own or all_blocks)))
     (placed,) = every_layer(tape, layers)
     blocks = [describe_block(own_tape, layer.block) for own_tape, layer in placed]
+    if is_packed(network):
+        check_patch_order(network, tape, network_sizes(network))
     if not reads_tokens(network):
         table = no_vocabulary(tape, layers[0].block.points)
         return replace(describe_stack(tape, network, placed, blocks, table), is_encoder=True, unembed_scale=None)

@@ -54,7 +54,9 @@ def _summands(tape: Tape, total: Operation, softmax: int) -> tuple[Value, Value]
 
 def _readers(tape: Tape, call: ModuleCall, points: Value) -> list[ModuleCall]:
     """The modules of a block that read its points first, in order."""
-    inside = [x for x in tape.calls if call.first_operation <= x.first_operation < call.last_operation and x is not call]
+    inside = [
+        x for x in tape.calls if call.first_operation <= x.first_operation < call.last_operation and x is not call
+    ]
     in_order = sorted(inside, key=lambda x: x.first_operation)
     return [x for x in in_order if x.inputs and same_numbers(tape, x.inputs[0], points)]
 
@@ -86,10 +88,11 @@ def _final_call(tape: Tape, last: Layer) -> ModuleCall:
     """The first norm after the last block that reads points of the width of its own."""
     width, end = tape.template(last.block.points).shape[-1], tape.producer[last.output]
     for call in sorted(tape.calls, key=lambda x: x.first_operation):
-        is_later = call.first_operation > end and call.inputs and is_cloud(tape, call.inputs[0])
-        if is_later and tape.template(call.inputs[0]).shape[-1] == width:
-            if any(x is call for x, _ in norm_calls(tape, call.inputs[0])):
-                return call
+        points = call.inputs[0] if call.first_operation > end and call.inputs else None
+        if points is None or not is_cloud(tape, points) or tape.template(points).shape[-1] != width:
+            continue
+        if any(x is call for x, _ in norm_calls(tape, points)):
+            return call
     raise RheoscopeError(Message("no norm reads one cloud of points after the last layer"))
 
 

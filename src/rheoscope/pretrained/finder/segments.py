@@ -43,5 +43,7 @@ def within_segments(tape: Tape, block: Block, mechanism: Mechanism) -> Mechanism
         return mechanism
     if not isinstance(mechanism.mask, NoMask):
         raise RheoscopeError(Message("attention within segments has a mask of its own"))
-    numbers = torch.bucketize(torch.arange(tape.n_tokens, device=tape.tensors[ends.value].device), tape.tensors[ends.value], right=True)
+    numbers = torch.bucketize(
+        torch.arange(tape.n_tokens, device=tape.tensors[ends.value].device), tape.tensors[ends.value], right=True
+    )
     return replace(mechanism, mask=BooleanMask(numbers[:, None] == numbers))
