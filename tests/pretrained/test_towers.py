@@ -198,7 +198,7 @@ def test_windows_of_patches_are_the_mask_of_their_layers() -> None:
     model = packed_model("qwen2_5_vl")
     trace = model.trace(torch.randn(3, 32, 32))
     windows = [tuple(int(x) // 6 for x in token.removeprefix("patch ").split(",")) for token in trace.tokens]
-    is_same = torch.tensor([[one == other for other in windows] for one in windows])
+    is_same = torch.tensor([[query == key for key in windows] for query in windows])
     assert torch.equal(trace.weights(0, 0) > 0, is_same)
     assert bool((trace.weights(1, 0) > 0).all())
 

@@ -19,7 +19,6 @@ from rheoscope.pretrained.finder.describe_network import (
     describe_block,
     describe_logits,
     describe_stack,
-    network_sizes,
     read_projections,
     spread_ids,
     visible_softmax,
@@ -34,7 +33,7 @@ from rheoscope.pretrained.finder.softmax_calls import read_softmax_call, softmax
 from rheoscope.pretrained.finder.stream_ends import no_vocabulary
 from rheoscope.pretrained.finder.tape import Tape, Value, record_tape
 from rheoscope.pretrained.finder.tape_file import TapeFile, describe_tape
-from rheoscope.pretrained.network_inputs import feature_inputs, reads_tokens
+from rheoscope.pretrained.network_inputs import feature_inputs, network_sizes, reads_tokens
 from rheoscope.running.stream import ModelDescription
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cross_attention import CrossHeads

@@ -54,5 +54,7 @@ def _counted_places(tape: Tape) -> list[Tensor]:
     """The last two columns of all tensors with two or three whole numbers for every patch."""
     values = [v for x in tape.operations for v in x.results]
     shapes = {(tape.n_tokens, 2), (tape.n_tokens, 3)}
-    found = [v for v in values if tuple(tape.template(v).shape) in shapes and not tape.template(v).is_floating_point()]
-    return [tape.tensors[v][:, -2:].cpu() for v in found]
+    counted = [
+        v for v in values if tuple(tape.template(v).shape) in shapes and not tape.template(v).is_floating_point()
+    ]
+    return [tape.tensors[v][:, -2:].cpu() for v in counted]
