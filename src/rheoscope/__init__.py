@@ -9,6 +9,7 @@ story                                 what happens to a text in a model, line by
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 atlas                                 the cards of several models side by side
 open_corpus                           a run over a whole corpus (rheoscope corpus run) as xarray and DuckDB
+generate                              new tokens with their paths, their logit lens, and the tokens and heads that write them
 over_texts                            any analysis over several texts: means, confidence intervals, one null
 plot, show, table                     a result as a figure for papers, live in a notebook (a text too), as tidy tables
 save_report                           a text in a model as one self-contained page
@@ -50,6 +51,7 @@ _PUBLIC_MODULES = {
     "describe": "rheoscope.running.model_structure",
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",
+    "generate": "rheoscope.flow.generation.generation",
     "load": "rheoscope.opening",
     "load_series": "rheoscope.checkpoint_series",
     "mechanism": "rheoscope.attention.zoo",

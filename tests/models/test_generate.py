@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from rheoscope.models.generate import generate, sample_token, stream, top_k_filter, top_p_filter, translate
+from rheoscope.models.generate import generate, stream, translate
 from rheoscope.models.transformer import Transformer
+from rheoscope.running.sampling import sample_token, top_k_filter, top_p_filter
 from rheoscope.shapes import RheoscopeError
 from tests.attention.cases import gap, random, without_jaxtyping_checks
 from tests.models.outside import CAUSAL, POSITIONS, gpt2, lengths, random_model, texts, translator

@@ -1,11 +1,11 @@
-"""`rheoscope generate`: continue or translate a text with a model that `rheoscope train` made."""
+"""`rheoscope generate`: continue or translate a text, and show the flow of every new token."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Device
+from rheoscope.commands.options import Device, Json
 
 
 def generate(
@@ -21,15 +21,31 @@ def generate(
         float | None, typer.Option(help="Sample from the most probable tokens that sum to this probability.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    flow: Annotated[
+        bool,
+        typer.Option("--flow", help="Print, for every token, the layer that decides it and the tokens that write it."),
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Attribute the whole answer to prompt tokens and heads (implies --flow).")
+    ] = False,
+    json: Json = None,
     device: Device = None,
 ) -> None:
     """Continue or translate a text with a trained model.
 
-    A decoder continues the text and an encoder-decoder translates it. The model is one that `rheoscope train` made.
+    A decoder continues the text and an encoder-decoder translates it. The model is one that `rheoscope train` made; with --flow
+    any model that opens.
 
     Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
+    ·    rheoscope generate --explain --temperature 0 "The keys to the cabinet are"
     """
     from rheoscope.report.generation import generate_text
     from rheoscope.report.input_text import resolve_text
 
+    if flow or explain or json is not None:
+        from rheoscope.report.generated_tokens import show_generation
+
+        source, sampling = None if model is None else str(model), (temperature, top_k or None, top_p, seed)
+        show_generation(resolve_text(prompt, None), source, tokens, sampling, device, explain, json)
+        return
     generate_text(resolve_text(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)

@@ -9,8 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.messages.message import Message
+from rheoscope.models.cached_network import cached_decoder, cached_translator
 from rheoscope.models.head_edits import edit_heads
 from rheoscope.models.vocabulary import END, SPECIALS, START
+from rheoscope.running.cached_network import CachedNetwork, refuse_generation
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel, pad_batch
@@ -64,6 +66,11 @@ class NativeTransformer(NativeModel):
         with self.eval_mode():
             self.network.stack(ids, is_token)
 
+    def cached_network(self, n_tokens: int, source: Tensor | None = None) -> CachedNetwork:
+        if not self.view.predicts_next_token:
+            raise refuse_generation(self.view)
+        return cached_decoder(self.network, self.tokenizer, n_tokens)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NativeTranslator(NativeModel, EncoderDecoder):
@@ -85,6 +92,10 @@ class NativeTranslator(NativeModel, EncoderDecoder):
     def forward_source(self, ids: Int[Tensor, "b s"], is_token: Bool[Tensor, "b s"] | None) -> None:
         with self.eval_mode():
             self.network.encoder(ids, is_token)
+
+    def cached_network(self, n_tokens: int, source: Tensor | None = None) -> CachedNetwork:
+        assert source is not None, "a pair has a source"
+        return cached_translator(self.network, source, n_tokens)
 
     @torch.no_grad()
     def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:

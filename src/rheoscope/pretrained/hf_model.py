@@ -12,7 +12,9 @@ from torch import Tensor
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.cached_network import cached_decoder, cached_pair
 from rheoscope.pretrained.head_edits import apply_edits
+from rheoscope.running.cached_network import CachedNetwork, refuse_generation
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.lost_text import Span
 from rheoscope.running.runner import RunnableModel, pad_batch
@@ -50,6 +52,11 @@ class Pretrained(RunnableModel):
     def forward_points(self, ids: Int[Tensor, "b n"], is_token: Bool[Tensor, "b n"] | None) -> None:
         with self.eval_mode():
             self.network.base_model(**_network_inputs(ids, is_token))
+
+    def cached_network(self, n_tokens: int, source: Tensor | None = None) -> CachedNetwork:
+        if not self.view.predicts_next_token:
+            raise refuse_generation(self.view)
+        return cached_decoder(self.network)
 
     def edit_heads(self, edit: Edits) -> AbstractContextManager[None]:
         if edit and len({weight.device for weight in self.network.parameters()}) > 1:
@@ -108,6 +115,10 @@ class PretrainedPair(Pretrained, EncoderDecoder):
         del inputs["use_cache"]
         with self.eval_mode():
             self.network.get_encoder()(**inputs)
+
+    def cached_network(self, n_tokens: int, source: Tensor | None = None) -> CachedNetwork:
+        assert source is not None, "a pair has a source"
+        return cached_pair(self.network, source)
 
     @torch.no_grad()
     def greedy_targets(self, sources: Sequence[Int[Tensor, " _"]], max_tokens: int) -> list[Int[Tensor, " _"]]:

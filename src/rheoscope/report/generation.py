@@ -11,11 +11,12 @@ import torch
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import CONFIG, load_network
-from rheoscope.models.generate import check_prompt, check_sampling, stream, translate
+from rheoscope.models.generate import check_prompt, stream, translate
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.vocabulary import END, START, decode, encode
 from rheoscope.opening import DEFAULT_MODEL
+from rheoscope.running.sampling import check_sampling
 from rheoscope.running.weight_files import default_device
 from rheoscope.shapes import RheoscopeError
 
@@ -138,7 +139,7 @@ def check_rheoscope_model(directory: Path) -> None:
     if model_type not in (None, "rheoscope"):
         raise RheoscopeError(
             Message("{directory} is a model of transformers ({kind})", directory=str(directory), kind=model_type),
-            Advice(f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…)"),
+            Advice(f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…)", "--flow"),
         )
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.running.certificate import tolerance
-from rheoscope.running.runner import RunnableModel, allocate_points, as_token_ids, make_traces
+from rheoscope.running.runner import RunnableModel, allocate_points, make_traces
 from rheoscope.running.stream import apply_hooks, record_points
+from rheoscope.running.token_ids import as_token_ids
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.step import EMBED, Step
 from rheoscope.space.trace import Trace

@@ -1,7 +1,7 @@
 """A runnable model: forward hooks turn texts into points, and a subclass only calls the network."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from rheoscope.attention.memory import explain_out_of_memory
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card, format_count
+from rheoscope.running.cached_network import CachedNetwork, refuse_generation
 from rheoscope.running.certificate import Certificate
 from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.head_edits import prepare_run_edits
@@ -34,6 +35,7 @@ from rheoscope.running.stream import (
     taps,
 )
 from rheoscope.running.thread_hooks import apply_module_hooks
+from rheoscope.running.token_ids import as_token_ids
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.device_transfer import to_device
 from rheoscope.space.model import Edits, Hooks, Input, Text, Texts, check_same_weights
@@ -247,6 +249,10 @@ class RunnableModel(ABC):
             label: at_least_float32(g).reshape(-1, g.shape[-1]) for label, g in zip(points, gradients, strict=True)
         }
 
+    def cached_network(self, n_tokens: int, source: Tensor | None = None) -> CachedNetwork:
+        """The network with an empty key/value cache for `n_tokens` tokens, and with the source of an encoder-decoder."""
+        raise refuse_generation(self.view)
+
     def with_certificate(self, certificate: Certificate) -> "RunnableModel":
         """The same model with a certificate among its facts."""
         return replace(self, view=self.view.with_certificate(certificate))
@@ -371,34 +377,6 @@ def _as_int_list(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:
 def text_string(text: Any) -> str:
     """A text as a string; empty if only its token ids are given."""
     return text.text if isinstance(text, Trace) else text if isinstance(text, str) else ""
-
-
-def as_token_ids(text: Any) -> Int[Tensor, " n"]:
-    """Token ids from a list, an array, a tensor of integers or the output of a tokenizer; raises for anything else.
-
-    A tensor (1, n) is one text. Padding, which the attention mask of a tokenizer marks, is left out.
-    """
-    if isinstance(text, Mapping) and "input_ids" in text:
-        all_ids, is_token = as_token_ids(text["input_ids"]), torch.as_tensor(text.get("attention_mask", True)).bool()
-        return all_ids[is_token.reshape(-1)] if is_token.numel() == len(all_ids) else all_ids
-    try:
-        ids = torch.as_tensor(text)
-        ids = ids[0] if isinstance(text, Tensor) and ids.ndim == 2 and len(ids) == 1 else ids
-    except (TypeError, ValueError, RuntimeError):
-        ids = None
-    if ids is not None and ids.ndim == 1 and not len(ids):
-        return ids.long()
-    if ids is None or ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-        received = (
-            type(text).__name__
-            if ids is None
-            else Message("{dtype} of shape {shape}", dtype=str(ids.dtype), shape=str(tuple(ids.shape)))
-        )
-        raise RheoscopeError(
-            Message("a text must be a string or a list of token ids, got {received}", received=received),
-            Advice("model.trace([1, 2, 3])"),
-        )
-    return ids.long().cpu()
 
 
 def allocate_points(description: ModelDescription, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b p n d"]:

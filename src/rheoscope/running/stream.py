@@ -146,9 +146,36 @@ def taps(description: ModelDescription) -> list[Tap]:
 @contextmanager
 def record_points(description: ModelDescription, points: Float[Tensor, "b p n d"]) -> Iterator[None]:
     """While the model runs, copy the tensor at each tap into `points`; on a GPU this happens on a side stream."""
+    with _record(description, points, lambda step_index: partial(_store_points, points, step_index)):
+        yield
+
+
+@contextmanager
+def append_points(description: ModelDescription, points: Float[Tensor, "b p n d"], start: int) -> Iterator[None]:
+    """While the model reads new tokens, in one pass or in many, copy their points into `points` from the token `start` on."""
+
+    def append_to(step_index: int) -> Callable[[bool, Tensor], None]:
+        n_stored = start
+
+        def append(is_displacement: bool, x: Tensor) -> None:
+            nonlocal n_stored
+            n_stored, first = n_stored + x.shape[-2], n_stored
+            _store_points(points[:, :, first:n_stored], step_index, is_displacement, x)
+
+        return append
+
+    with _record(description, points, append_to):
+        yield
+
+
+@contextmanager
+def _record(
+    description: ModelDescription, points: Tensor, store: Callable[[int], Callable[[bool, Tensor], None]]
+) -> Iterator[None]:
+    """Call the function of every step with whether its tensor is a displacement, and with the tensor."""
     with on_side_stream(points.device) as on_stream:
         callbacks = [
-            on_stream(partial(_store_points, points, step_index, tap.is_displacement))
+            on_stream(partial(store(step_index), tap.is_displacement))
             for step_index, tap in enumerate(taps(description))
         ]
         with apply_module_hooks(
