@@ -21,6 +21,7 @@ from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.shapes import RheoscopeError
 from tests.cases import model, network, text
 from tests.pretrained.cases import randomised
+from tests.running.test_pair_sides import T5
 
 N_PROMPT, N_NEW = 6, 10
 TRANSFORMERS = ["gpt2", "llama", "mistral", "qwen3", "neox", "opt_post", "opt_projected", "gemma3_capped"]
@@ -36,15 +37,6 @@ OWN = [
     "own_sink",
 ]
 DECODERS = TRANSFORMERS + OWN
-T5 = {
-    "vocab_size": 40,
-    "d_model": 16,
-    "d_kv": 4,
-    "d_ff": 8,
-    "num_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
 
 
 @cache
@@ -84,7 +76,7 @@ def test_greedy_tokens_are_those_of_generate(name: str) -> None:
 
 
 def test_sampled_tokens_are_those_of_generate() -> None:
-    settings = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "seed": 3}
+    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "seed": 3}
     expected = [int(token) for token in stream(network("own"), text(1, N_PROMPT)[None], N_NEW, **settings)]
     assert [token.id for token in rs.generate(model("own"), text(1, N_PROMPT), N_NEW, **settings)] == expected
 
