@@ -24,6 +24,8 @@ DEFAULT_MODEL = Path(__file__).parent / "models" / "default"
 """The small trained model that comes with the package."""
 DEFAULT_NAME = "default"
 """Its name, where a list of models names it. A directory of this name is `./default`."""
+IN_MEMORY = "memory"
+"""The fact `opened_from` of a model that was opened from an object. A command cannot open it."""
 
 
 def load(
@@ -238,4 +240,4 @@ def _with_snapshot(
     network, is_from_caller = model.network, isinstance(source, nn.Module)
     digest = partial(fingerprint, network, key)
     snapshot = take_snapshot(network, digest, model.view.facts["weights"], is_from_caller, settings)
-    return model.with_check(snapshot.check)
+    return model.with_check(snapshot.check).with_facts({"opened_from": IN_MEMORY} if is_from_caller else {})

@@ -28,6 +28,12 @@ def report_results(
     return run_analyses(subject, job.all_requests(options), not fast)
 
 
+def opened_by_name(results: Results) -> Results:
+    """The same results, of a model that commands can name."""
+    facts = {name: value for name, value in results.view.facts.items() if name != "opened_from"}
+    return replace(results, view=replace(results.view, facts=facts))
+
+
 @cache
 def flow_results(text: str = TEXT) -> Results:
     """The results of the flow report on a text. Those of the weights are the same for every text."""
@@ -50,4 +56,14 @@ def flow_datasets(subject: Subject) -> tuple[Datasets, dict[str, RheoscopeError]
     return results.datasets, results.skipped
 
 
-__all__ = ["SHORT_TEXT", "TEXT", "Parts", "report_results", "check_all_renderers", "model", "small", "flow_results"]
+__all__ = [
+    "SHORT_TEXT",
+    "TEXT",
+    "Parts",
+    "report_results",
+    "check_all_renderers",
+    "model",
+    "small",
+    "flow_results",
+    "opened_by_name",
+]

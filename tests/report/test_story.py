@@ -28,7 +28,7 @@ from rheoscope.report.story_numbers import story_numbers
 from rheoscope.report.terminal import Terminal
 from tests.commands.cases import run_rheoscope
 from tests.pretrained.cases import model as pretrained_model
-from tests.report.cases import TEXT, flow_results, model, report_results, small
+from tests.report.cases import TEXT, flow_results, model, opened_by_name, report_results, small
 
 SHORT = "a"
 
@@ -175,7 +175,7 @@ def test_massive_tokens_are_added_to_the_tokens_that_a_line_needs() -> None:
 )
 def test_commands_contain_the_text_as_one_word(text: str) -> None:
     results = report_results(REPORTS["flow"], text, fast=True, of=small())
-    (block,) = next_steps.blocks(results)
+    (block,) = next_steps.blocks(opened_by_name(results))
     assert isinstance(block, Commands)
     assert not block.setup
     for words in pasted_words(block):
@@ -197,9 +197,17 @@ def pasted_words(block: Commands) -> list[list[str]]:
     return [command.split("\0")[:-1] for command in output.stdout.split("\1")[:-1]]
 
 
+def test_a_model_that_no_command_can_name_is_called_in_python() -> None:
+    results = report_results(REPORTS["flow"], "king", fast=True, of=small())
+    (block,) = next_steps.blocks(results)
+    assert isinstance(block, Commands)
+    assert not block.purposes
+    assert "rs.card(model)" in block.line
+
+
 def test_a_text_of_several_lines_is_printed_once() -> None:
     text = "line one\nline two\tit's"
-    (block,) = next_steps.blocks(report_results(REPORTS["flow"], text, fast=True, of=small()))
+    (block,) = next_steps.blocks(opened_by_name(report_results(REPORTS["flow"], text, fast=True, of=small())))
     assert isinstance(block, Commands)
     assert [words[-1] for words in pasted_words(block)] == 3 * [text]
     assert block.setup.count("line one") == 1
@@ -208,7 +216,7 @@ def test_a_text_of_several_lines_is_printed_once() -> None:
 @pytest.mark.parametrize("start", ["It's a long text. ", "-- "])
 def test_a_long_text_is_printed_once(start: str) -> None:
     text = start + "The sea and the ship. " * 12
-    (block,) = next_steps.blocks(report_results(REPORTS["flow"], text, fast=True, of=small()))
+    (block,) = next_steps.blocks(opened_by_name(report_results(REPORTS["flow"], text, fast=True, of=small())))
     assert isinstance(block, Commands)
     assert sum(line.count("ship") for line in (block.setup, *block.purposes)) == 12
     assert [words[-1] for words in pasted_words(block)] == 3 * [text]
@@ -220,7 +228,7 @@ def test_commands_name_the_file_of_the_text() -> None:
     results = replace(
         report_results(REPORTS["flow"], "The keys", fast=True, of=small()), text_options="--file 'a b.txt'"
     )
-    (block,) = next_steps.blocks(results)
+    (block,) = next_steps.blocks(opened_by_name(results))
     assert isinstance(block, Commands)
     assert [words[-2:] for words in pasted_words(block)] == [["--file", "a b.txt"]] * 3
     trace = results.required_trace
@@ -233,7 +241,7 @@ def test_commands_name_the_file_of_the_text() -> None:
 
 def test_a_short_text_gets_only_commands_that_can_describe_it() -> None:
     """The report on covers compares each query with at least 8 other keys."""
-    (block,) = next_steps.blocks(report_results(REPORTS["flow"], "king", fast=True, of=small()))
+    (block,) = next_steps.blocks(opened_by_name(report_results(REPORTS["flow"], "king", fast=True, of=small())))
     assert isinstance(block, Commands)
     assert [command.split()[1] for command in block.purposes] == ["reverse", "surgery", "analyse"]
 

@@ -18,7 +18,7 @@ from rheoscope.report.studio_link import (
     studio_command,
 )
 from rheoscope.space.results import Results
-from tests.report.cases import small
+from tests.report.cases import opened_by_name, small
 from tests.texts import any_text
 
 NASTY = [
@@ -31,7 +31,8 @@ NASTY = [
 
 
 def about(text: str) -> Results:
-    return Results(small().view, small().token_strings, replace(small().trace("The keys are"), text=text))
+    trace = replace(small().trace("The keys are"), text=text)
+    return opened_by_name(Results(small().view, small().token_strings, trace))
 
 
 def parse_link(page: Page) -> tuple[str, dict[str, list[str]]]:
@@ -70,5 +71,7 @@ def test_the_model_is_one_argument_of_the_command(name: str) -> None:
     assert shlex.split(studio_command(name)) == ["rheoscope", "studio", "--model", name]
 
 
-def test_untrained_models_and_weights_have_no_studio_link() -> None:
+def test_models_without_a_name_and_weights_alone_have_no_studio_link() -> None:
     assert add_studio_link(Page("T"), replace(about("a"), trace=None)).sections == ()
+    in_memory = replace(about("a"), view=small().view)
+    assert add_studio_link(Page("T"), in_memory).sections == ()

@@ -126,7 +126,15 @@ def test_embeddings_are_scaled_or_mapped_without_copying_the_table(name: str) ->
 def test_facts_affect_no_number(name: str) -> None:
     """Everything that a formula uses has its own field; facts describe the origin only."""
     view = model(name).view
-    assert set(view.facts) - {"mechanism"} == {"model", "type", "family", "weights", "dtype", "device", "certificate"}
+    assert set(view.facts) - {"mechanism", "opened_from"} == {
+        "model",
+        "type",
+        "family",
+        "weights",
+        "dtype",
+        "device",
+        "certificate",
+    }
     assert view.context_length == (CONTEXT - 2 if name == "roberta" else CONTEXT)
     assert view.logit_cap == (3.0 if name == "gemma3_capped" else None)
 

@@ -153,7 +153,7 @@ def test_the_story_ends_with_the_card_and_its_command_can_be_copied(studio: tupl
         line = page.locator("#story-lines .model")
         line.wait_for()
         command = line.locator("code").inner_text()
-        assert command == "rheoscope card Transformer"
+        assert command == "rs.card(model)"
         line.locator(".command button").focus()
         page.keyboard.press("Enter")
         wait_until(page, lambda: page.locator(".command [role=status]").inner_text() == "Command copied")

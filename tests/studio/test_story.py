@@ -69,11 +69,11 @@ def test_a_story_has_the_line_about_the_model_that_the_terminal_prints(
     _, client = studio
     monkeypatch.setattr(session_module, "find_card", lambda view: None)
     assert card_line_of(client, f"{TEXT} One.") == (
-        "One text proves nothing about a model. rheoscope card Transformer answers claims over many texts."
+        "One text proves nothing about a model. rs.card(model) answers claims over many texts."
     )
     card = xr.Dataset({"answer": ("claim", ["yes", "yes", "no"])})
     monkeypatch.setattr(session_module, "find_card", lambda view: card)
-    answers = "For this model, rheoscope card Transformer answers 3 claims: 2 yes, 1 no, 0 reversed, 0 unclear."
+    answers = "For this model, rs.card(model) answers 3 claims: 2 yes, 1 no, 0 reversed, 0 unclear."
     assert card_line_of(client, f"{TEXT} Two.") == answers
     assert card_line_of(client, f"{TEXT} Two.", edits=[EDIT]) == answers
     assert card_line_of(client, f"{TEXT} Two.", untrained=True) is None

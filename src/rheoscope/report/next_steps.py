@@ -30,7 +30,7 @@ def blocks(results: Results) -> list[Block]:
     if not results.view.reads_tokens:
         return [Commands(Message("Next"), medium_line(results), medium_commands(results))]
     setup, source = text_arguments(results)
-    if not source or results.view.cross_heads:  # other commands read no target
+    if not source or results.view.cross_heads or is_in_memory(results):  # other commands read no target
         return [Commands(Message("Next"), line, {})]
     options = f" --model {model}" if model else ""
     commands = {
@@ -55,11 +55,11 @@ def medium_line(results: Results) -> Message:
     if results.card is not None:
         return card_line(results)
     if results.view.facts.get("input") in IMAGE_INPUTS:
-        command = Command(f"{card_command(results)} --images DIR")
+        command = Command(card_command(results, "--images DIR"))
         return Message(
             "One image proves nothing about a model. {command} answers claims over many images.", command=command
         )
-    command = Command(f"{card_command(results)} --audio DIR")
+    command = Command(card_command(results, "--audio DIR"))
     return Message(
         "One sound proves nothing about a model. {command} answers claims over many sounds.", command=command
     )
@@ -97,9 +97,16 @@ def next_steps(results: Results) -> dict[str, str]:
     return reports | {f"analyse {name}": description for name, description in NEXT_ANALYSES.items()}
 
 
-def card_command(results: Results) -> str:
-    """The command that computes the card of the model, or prints a stored one."""
-    return " ".join([CARD_COMMAND, model_arguments(results)]).strip()
+def card_command(results: Results, media_option: str = "") -> str:
+    """The command that computes the card of the model, or prints a stored one: over texts, or over the files of an option."""
+    if is_in_memory(results):
+        return "rs.card(model, paths)" if media_option else "rs.card(model)"
+    return " ".join(filter(None, (CARD_COMMAND, model_arguments(results), media_option)))
+
+
+def is_in_memory(results: Results) -> bool:
+    """Whether the model was opened in Python from an object, so that no command can name it."""
+    return "opened_from" in results.view.facts
 
 
 def model_arguments(results: Results) -> str:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import printable
 from rheoscope.report.html_text import html_text
+from rheoscope.report.next_steps import is_in_memory
 from rheoscope.report.page import Page
 from rheoscope.space.results import Results
 
@@ -17,9 +18,9 @@ MAX_ADDRESS_CHARS = 8000
 
 
 def add_studio_link(page: Page, results: Results, second_results: Results | None = None) -> Page:
-    """The page with a link to the studio, if it has a text and the model is not untrained."""
+    """The page with a link to the studio, if it has a text and the studio can open the model."""
     model = str(results.view.facts.get("model", ""))
-    if results.trace is None or not model or "untrained (seed" in model:
+    if results.trace is None or not model or "untrained (seed" in model or is_in_memory(results):
         return page
     url = studio_address(
         results.trace.text, "" if second_results is None or second_results.trace is None else second_results.trace.text
