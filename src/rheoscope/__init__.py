@@ -24,6 +24,9 @@ path_weights, reversed_map            weights along a path of heads; the gradien
 resumable_trace                       the traces of texts, layer by layer in a folder, so that an interrupted run continues
 source_model, target_model            the encoder and the decoder of an encoder-decoder as models of one text each
 trace_from                            points that another engine wrote, as a Trace, with a proof for each layer
+Features                              a sparse dictionary (an autoencoder or a transcoder) of a site of a model
+feature_map, feature_quality          which features a head maps to which; the error and the loss of a dictionary on texts
+train_features                        a sparse autoencoder, trained on the points of texts
 trace_under, Comparisons              the points under an edited M or F; the comparison arms of an edit
 dynamics, experiments                 the theory bench: particles under attention, compared with theory
 register_with_transformers            every mechanism as attn_implementation="rheoscope:<name>"
@@ -41,6 +44,7 @@ from rheoscope.notebook_html import THUMBNAIL_RENDERERS
 
 _PUBLIC_MODULES = {
     "Comparisons": "rheoscope.covers.comparison_arms",
+    "Features": "rheoscope.running.features",
     "Mechanism": "rheoscope.attention.mechanism",
     "RheoscopeError": "rheoscope.shapes",
     "analyses": "rheoscope.catalogue",
@@ -52,6 +56,8 @@ _PUBLIC_MODULES = {
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",
     "generate": "rheoscope.flow.generation.generation",
+    "feature_map": "rheoscope.covers.feature_map",
+    "feature_quality": "rheoscope.covers.feature_quality",
     "load": "rheoscope.opening",
     "load_series": "rheoscope.checkpoint_series",
     "mechanism": "rheoscope.attention.zoo",
@@ -76,6 +82,7 @@ _PUBLIC_MODULES = {
     "table": "rheoscope.report.tables",
     "target_model": "rheoscope.running.pair_sides",
     "trace_from": "rheoscope.running.external_points",
+    "train_features": "rheoscope.learn.feature_training",
     "trace_under": "rheoscope.covers.surgery.analysis",
     "transformer_cost": "rheoscope.attention.cost",
     "weight_statistics": "rheoscope.attention.lower.statistics",

@@ -15,7 +15,8 @@ from rheoscope.studio import notebook
 from rheoscope.studio.wire import encode_json, picture_json, unpack_envelope
 from tests.studio.cases import TEXT, small
 
-FIRST_LOOK = Path(__file__).parents[2] / "examples" / "first_look.ipynb"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FIRST_LOOK, FEATURES = EXAMPLES / "first_look.ipynb", EXAMPLES / "features.ipynb"
 
 
 @pytest.fixture
@@ -90,6 +91,19 @@ def test_the_notebook_runs_from_top_to_bottom(page: None) -> None:
         unpack_envelope(widgets[1].data)[0]["picture"]["title"]
         == picture_of(namespace["lens"], namespace["model"].token_strings).title
     )
+
+
+def test_the_notebook_of_features_shows_the_numbers_of_the_guide() -> None:
+    cells = [cell for cell in json.loads(FEATURES.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    outputs = [run_cell("".join(cell["source"]), number, namespace) for number, cell in enumerate(cells)]
+    assert not any(cell["outputs"] for cell in cells)
+    total, score = outputs[2][:2]
+    assert total == pytest.approx(score, rel=1e-5)
+    assert outputs[3].index[1] == "f457"
+    assert outputs[4][["feature_from", "feature_to"]].values[:2].tolist() == [[457, 457], [685, 685]]
+    assert (max(outputs[5][0]) > 20, max(outputs[5][1])) == (True, 0)
+    assert outputs[6] == pytest.approx((2.22, -2.58), abs=0.01)
 
 
 def test_cells_share_one_copy_of_the_page(page: None, monkeypatch: pytest.MonkeyPatch) -> None:

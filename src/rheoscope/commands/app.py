@@ -23,6 +23,7 @@ from rheoscope.commands.describe import describe
 from rheoscope.commands.doctor import doctor
 from rheoscope.commands.dynamics import dynamics
 from rheoscope.commands.exit_status import end_process, exit_now, run_to_status
+from rheoscope.commands.features import features
 from rheoscope.commands.flow import flow
 from rheoscope.commands.generate import generate
 from rheoscope.commands.heal import heal
@@ -92,6 +93,7 @@ app.command("card", rich_help_panel=A_MODEL)(card)
 app.command("atlas", rich_help_panel=A_MODEL)(atlas)
 app.command("operators", rich_help_panel=A_MODEL)(operators)
 app.command("costs", rich_help_panel=A_MODEL)(costs)
+app.add_typer(features, name="features", rich_help_panel=A_MODEL)
 app.command("describe", rich_help_panel=A_MODEL)(describe)
 app.command("attention", rich_help_panel=A_MODEL)(attention)
 app.command("train", cls=VariadicCommand, rich_help_panel=TRAINING)(train)

@@ -20,6 +20,9 @@ SHARED_SETTINGS = {
     "layers": Message("Layers, separated by commas (default: all)."),
     "head": Message("A head of the layer, counted from 0."),
     "labels": Message("A file with a word, a tab and its label on every line."),
+    "features": Message(
+        "A sparse dictionary: a directory in the layout of SAELens or dictionary_learning, or default."
+    ),
     "M": Message("Replacement of M: symmetric, skew, 'rank 8', …"),
     "F": Message("Replacement of F: symmetric, 'rank 8', …"),
     "per_head": Message("Edit each head alone."),

@@ -8,6 +8,7 @@ from typing import Any
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.report.input_text import read_text_file
+from rheoscope.running.features import Features
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
@@ -91,6 +92,11 @@ def read_labels(file_name: str) -> dict[str, dict[str, str]]:
         if line.strip():
             labels[labelled_word.strip()] = label.strip()
     return {file.stem: labels}
+
+
+def read_features(name: str) -> Features:
+    """The sparse dictionary of a directory or file; "default" is that of the default model, and `./default` a directory."""
+    return Features.load(None if name == "default" else name)
 
 
 def parse_texts(text: str) -> list[str]:

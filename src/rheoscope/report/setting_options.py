@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from rheoscope.report.parse_options import parse_heads, parse_numbers, parse_texts, parse_token, read_labels
+from rheoscope.report.parse_options import (
+    parse_heads,
+    parse_numbers,
+    parse_texts,
+    parse_token,
+    read_features,
+    read_labels,
+)
 from rheoscope.running.argument_checks import strip_none
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
@@ -40,6 +47,8 @@ def option_for_setting(name: str, hint: Any) -> Option | None:
         return Option(str | None, lambda _, value, model: parse_heads(value, model.view))
     if name == "labels":
         return Option(str | None, lambda _, value, model: None if value is None else read_labels(value))
+    if name == "features":
+        return Option(str | None, lambda _, value, model: None if value is None else read_features(value))
     if name in BAR_SEPARATED_SETTINGS:
         return Option(str | None, lambda _, value, model: None if value is None else parse_texts(value))
     if base_type in (int, float, str, bool):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.running.encoder_decoder import LinkedTraces
+from rheoscope.running.features import Features
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 from rheoscope.space.settings import check_setting
@@ -30,6 +31,7 @@ KIND_PHRASES = {
     "traces": Message("several Traces"),
     "linked": Message("a linked pair of Traces"),
     "dataset": Message("a Dataset"),
+    "features": Message("a sparse dictionary"),
     "text": Message("a text"),
     "ids": Message("a tensor"),
     "network": Message("a torch module"),
@@ -65,10 +67,12 @@ SUGGESTED_CODE: dict[str, dict[str, str]] = {
     },
     "text": {"": "'a text'"},
     "dataset": {"": "rs.trajectory(trace)"},
+    "features": {"": "rs.Features.load(path)"},
 }
 """Expected kind → received kind → code to type instead; the empty key is the default."""
 TYPE_KINDS: tuple[tuple[type, str], ...] = (
-    (View, "view"), (Trace, "trace"), (Traces, "traces"), (LinkedTraces, "linked"), (nn.Module, "network"), (str, "text"),
+    (View, "view"), (Trace, "trace"), (Features, "features"),
+    (Traces, "traces"), (LinkedTraces, "linked"), (nn.Module, "network"), (str, "text"),
     (Path, "path"), (Tensor, "ids"), (type(None), "nothing"), (Model, "model"),
 )  # fmt: skip
 KIND_OF_PARAMETER = {
@@ -80,7 +84,7 @@ KIND_OF_PARAMETER = {
     "dataset": "dataset",
 }
 """Parameter name → the kind that it accepts."""
-NON_TEXT_KINDS = {"model", "view", "linked", "dataset", "network", "path", "nothing"}
+NON_TEXT_KINDS = {"model", "view", "linked", "dataset", "features", "network", "path", "nothing"}
 """Kinds that are certainly not a text; the model checks everything else."""
 VIEW_OF_KIND: dict[str, Callable[[Any], View]] = {
     "view": lambda view: view,
@@ -125,7 +129,7 @@ def _expected_kind(parameter: inspect.Parameter) -> str | None:
     if isinstance(parameter.annotation, str):
         return "dataset" if parameter.annotation in ("xarray.Dataset", "xarray.Dataset | None") else None
     _, inner_type = strip_none(parameter.annotation)
-    return {Trace: "trace", View: "view", Model: "model"}.get(inner_type)
+    return {Trace: "trace", View: "view", Model: "model", Features: "features"}.get(inner_type)
 
 
 def _check(function_name: str, signature: inspect.Signature, parameter_name: str, expected: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model
 
-FILE_SETTINGS = ("labels", "word_list")
+FILE_SETTINGS = ("labels", "word_list", "features")
 """Settings that accept the name of a file. The server refuses them."""
 INDEX_SETTINGS = ("seed", "target", "token", "query", "key", "tokens")
 """Settings that are an index or a seed. Every other number is an amount of work."""

@@ -12,6 +12,9 @@ from rheoscope.covers.layer_inputs import resolve_layer
 from rheoscope.covers.scores.analysis import allowed_pairs, check_scaled_dot_scores, head_vector_parts
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.feature_components import feature_components
+from rheoscope.running.feature_terms import largest_pairs, shares_of_pairs
+from rheoscope.running.features import Features
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
@@ -19,7 +22,7 @@ from rheoscope.space.head import Heads, single_head_mechanism
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.safe_arithmetic import at_least_float32
-from rheoscope.space.settings import HeadIndex, LayerIndex, TokenIndex
+from rheoscope.space.settings import HeadIndex, LayerIndex, TokenIndex, Top
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ def score_attribution(
     head: HeadIndex = 0,
     query: TokenIndex | None = None,
     key: TokenIndex | None = None,
+    features: Features | None = None,
+    top: Top = 12,
 ) -> "xarray.Dataset":
     """The exact contribution of every pair of upstream components to an attention score.
 
@@ -45,8 +50,12 @@ def score_attribution(
     `layer` and `head` select the head. A negative layer counts from the end.
     `query` and `key` are token positions. Without them, the score is the head's pattern (1/N) Σ_i (Σ_j α_ij s_ij − mean_j s_ij): the
     excess of the attended scores over the permitted ones. Terms that are constant along a row drop out.
+    `features` is a dictionary (`rs.Features.load`). Its active features `f12`, `f40`, …, its constant `features.bias` and its
+    `features.error` then replace the components that it describes. `top` is the number of listed terms.
 
     **Returns** (from, to): `contribution`, with `from` on the side of the query. Scalars: `position_bias`, `score`, `weight`.
+    With `features` also (term): the largest contributions `largest` between `term_from` and `term_to`, and their `largest_share` of
+    all contributions. Scalars: `feature_share` of pairs of features, `error_share` of pairs with an error, `rest_share` of the others.
 
     **Laws** The contributions and the position bias sum to the score. Transformations that leave the logits unchanged leave them
     unchanged, with one exception. Without rotary positions, a shift of the key bias adds a constant per row to the column `bias` of a
@@ -77,8 +86,8 @@ def score_attribution(
         query_position, key_position = resolve_positions([query, key], len(trace))
         pair_weights = at_least_float32(trace.points).new_ones(1, 1)
         _check_visible(heads, len(trace), query_position, key_position)
-    (q, component_names), (k, _) = (
-        x_hat_components(trace, layer, position) for position in (query_position, key_position)
+    (q, query_names), (k, key_names) = (
+        x_hat_components(trace, layer, position, features) for position in (query_position, key_position)
     )
     table = kernel(
         heads, head, q, _token_positions(trace, query_position), k, _token_positions(trace, key_position), pair_weights
@@ -87,15 +96,25 @@ def score_attribution(
     score = float(table.double().sum()) + bias
     values = {"contribution": table, "position_bias": bias, "score": score, "weight": weight}
     attributes = {"layer": layer, "head": head, "pairs": _describe_pairs(trace, query_position, key_position)}
-    return SCORE_ATTRIBUTION.label(
-        values, {"from": component_names, "to": component_names}, attributes | trace.provenance
-    )
+    coords: dict[str, Any] = {"from": query_names, "to": key_names}
+    if features is not None:
+        values |= shares_of_pairs(table, query_names, key_names)
+        pair_values, pair_coords = largest_pairs(table, query_names, key_names, top)
+        values, coords = values | pair_values, coords | pair_coords
+        attributes |= features.provenance
+    return SCORE_ATTRIBUTION.label(values, coords, attributes | trace.provenance)
 
 
-def x_hat_components(trace: Trace, layer: int, token: int | None) -> tuple[Float[Tensor, "c n d"], list[str]]:
+def x_hat_components(
+    trace: Trace, layer: int, token: int | None, features: Features | None = None
+) -> tuple[Float[Tensor, "c n d"], list[str]]:
     """x̂ of one token (or of all) as a sum over components with the norm's scale fixed, and their names with `bias` last."""
     norm, step_index = trace.view.layer_heads[layer].norm, trace.input_steps[layer]
-    decomposition = components(trace, trace.steps[step_index], None if token is None else [token])
+    positions = None if token is None else [token]
+    if features is None:
+        decomposition = components(trace, trace.steps[step_index], positions)
+    else:
+        decomposition = feature_components(trace, features, step_index, positions)
     x = trace.points[step_index, slice(None) if token is None else [token]].to(decomposition.parts)
     return norm.centre(decomposition.parts) * norm.scale(x), [*decomposition.names, "bias"]
 
@@ -171,6 +190,17 @@ def _report_settings(results: Results) -> dict[str, Any]:
     return {"layer": layer, "head": head}
 
 
+FEATURE_FIELDS = {
+    "largest": Field(("term",), "largest contributions of pairs of features and other parts to the score", unit="nats"),
+    "largest_share": Field(("term",), "share of these contributions in the sum of all contributions"),
+    "feature_share": Field((), "share of the pairs of two features in the sum of all contributions"),
+    "error_share": Field((), "share of the pairs in which a side is the error of the dictionary"),
+    "rest_share": Field(
+        (), "share of all other pairs: constants, biases and components that the dictionary does not describe"
+    ),
+}
+
+
 SCORE_ATTRIBUTION = Analysis(
     name="score_attribution",
     question="Which upstream components produce the attention scores of a head?",
@@ -195,5 +225,6 @@ SCORE_ATTRIBUTION = Analysis(
             (), "the score before a soft cap, the sum of all contributions and the position bias", unit="nats"
         ),
         "weight": Field((), "the attention weight of the pair (NaN for a pattern)"),
+        **FEATURE_FIELDS,
     },
 )

@@ -67,9 +67,9 @@ def component_map(dataset: "xarray.Dataset") -> Panel:
 
 def merge_small_components(dataset: "xarray.Dataset") -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
     """The contributions of at most MAX_COMPONENTS components per side and of the rest. The total is unchanged."""
-    values, names = dataset.contribution.values, np.array([str(name) for name in dataset["from"].values])
-    sides: list[tuple[str, ...]] = []
-    for axis in (0, 1):
+    values, sides = dataset.contribution.values, list[tuple[str, ...]]()
+    for axis, dim in enumerate(("from", "to")):
+        names = np.array([str(name) for name in dataset[dim].values])
         weights = np.abs(values).sum(1 - axis)
         largest = np.sort(np.argsort(-weights, kind="stable")[:MAX_COMPONENTS])
         remaining = np.setdiff1d(np.arange(len(weights)), largest)
@@ -81,9 +81,10 @@ def merge_small_components(dataset: "xarray.Dataset") -> tuple[np.ndarray, tuple
 
 def pair_bars(dataset: "xarray.Dataset") -> Panel:
     """One bar per pair, the strongest on top."""
-    values, names = dataset.contribution.values, [str(name) for name in dataset["from"].values]
+    values = dataset.contribution.values
+    query_names, key_names = ([str(name) for name in dataset[dim].values] for dim in ("from", "to"))
     order = np.argsort(-np.abs(values).ravel(), kind="stable")[:MAX_PAIRS]
     index_pairs = [divmod(int(index), values.shape[1]) for index in order]
-    entries = [(f"{names[a]} × {names[b]}", float(values[a, b])) for a, b in index_pairs]
+    entries = [(f"{query_names[a]} × {key_names[b]}", float(values[a, b])) for a, b in index_pairs]
     description = Message("The largest contributions to the score: component of the query × component of the key.")
     return bar_panel(Message("The strongest pairs"), description, entries, Message("contribution"))

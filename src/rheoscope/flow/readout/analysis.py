@@ -11,6 +11,9 @@ from rheoscope.attention.lower.block_size import block_numel, cache_block_numel
 from rheoscope.flow.readout.source_reading import source_coords, source_values
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
+from rheoscope.running.feature_components import feature_components
+from rheoscope.running.feature_terms import shares_of_parts
+from rheoscope.running.features import Features
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
@@ -39,6 +42,7 @@ def readout(
     tokens_before: Annotated[int, Bounds(0, 1_000)] = 7,
     draws: Draws = 200,
     seed: Seed = 0,
+    features: Features | None = None,
 ) -> "xarray.Dataset":
     """The logit lens: what each step of a token predicts, and which components write the final logit.
 
@@ -65,7 +69,9 @@ def readout(
     describe what `token` reads from the source. `cross_path_share` is the share of cross-attention in its path.
 
     **Settings** `target` is a token id. `top` is the number of listed tokens. `tokens_before` is the number of tokens before
-    `token` whose predictions are listed.
+    `token` whose predictions are listed. `features` is a dictionary (`rs.Features.load`): its features `f12`, `f40`, …, its
+    constant `features.bias` and its `features.error` replace the components that it describes, and `feature_share`, `error_share`
+    and `rest_share` are their shares of `logit_above_mean`.
 
     **Laws** The last step predicts what the model predicts. `kl` is 0 there and never negative. The attribution sums to
     `logit_above_mean`. Rotating E together with the model changes nothing.
@@ -83,7 +89,7 @@ def readout(
     log_probs = logits.log_softmax(-1)
     target = int(log_probs[-1].argmax()) if target is None else target
     _check_settings(target, log_probs.shape[-1], tokens_before)
-    contributions, earlier_positions = attribution(trace, token, target), sample_earlier_positions(token)
+    contributions, earlier_positions = attribution(trace, token, target, features), sample_earlier_positions(token)
     end_points, shown_positions = layer_ends(trace.steps), list(range(max(0, token - tokens_before), token + 1))
     values = kernel(log_probs, torch.tensor(target, device=log_probs.device), top) | likeliest_tokens(
         trace, end_points, shown_positions
@@ -92,6 +98,7 @@ def readout(
     if contributions:
         values["attribution"] = torch.stack(list(contributions.values()))
         values["logit_above_mean"] = values["attribution"].sum()
+        values |= {} if features is None else shares_of_parts(values["attribution"], list(contributions))
     values |= earlier_predictions(trace, token, earlier_positions, draws, seed) | source_values(trace, token)
     coords: dict[str, Any] = {
         "point": [str(step) for step in trace.steps],
@@ -103,6 +110,7 @@ def readout(
         **source_coords(trace),
     }
     settings = {"space": "normed", "token": token, "target": target, "draws": draws, "seed": seed}
+    settings |= {} if features is None else features.provenance
     return READOUT.label(values, coords, settings | trace.provenance)
 
 
@@ -257,12 +265,20 @@ def earlier_predictions(trace: Trace, token: int, positions: list[int], draws: i
     }
 
 
-def attribution(trace: Trace, token: int, target: int) -> dict[str, Float[Tensor, ""]]:
-    """The target's logit, minus the mean logit and before a cap, as a sum over components. Empty for a masked language model."""
+def attribution(
+    trace: Trace, token: int, target: int, features: Features | None = None
+) -> dict[str, Float[Tensor, ""]]:
+    """The target's logit, minus the mean logit and before a cap, as a sum over components. Empty for a masked language model.
+
+    A dictionary's features, its constant and its error replace the components that it describes.
+    """
     view = trace.view
     if view.unembed is None:
         return {}
-    residual_parts, norm = components(trace, tokens=[token]), view.final_norm
+    norm = view.final_norm
+    residual_parts = (
+        components(trace, tokens=[token]) if features is None else feature_components(trace, features, tokens=[token])
+    )
     x = trace.points[-1, token].to(residual_parts.parts.dtype)
     logit_direction = (view.unembed[:, target] - view.unembed.mean(-1)).to(x.dtype)
     gained_direction = logit_direction if norm.gain is None else norm.gain.to(x.dtype) * logit_direction
@@ -339,6 +355,9 @@ READOUT = Analysis(
             "divided by the token's path length",
         ),
         "cross_path_share": Field((), "share of cross-attention in the path length of the predicting token"),
+        "feature_share": Field((), "share of the features of a dictionary in the attribution"),
+        "error_share": Field((), "share of the error of the dictionary in the attribution"),
+        "rest_share": Field((), "share of constants and of the components that the dictionary does not describe"),
         "logit": Field((), "the model's own logit of the target at the last step, with its bias and its cap"),
         "logit_above_mean": Field(
             (), "logit of the target minus the mean logit of the vocabulary, before a cap; the sum of the attribution"
