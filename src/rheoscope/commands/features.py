@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rheoscope.commands.command_group import CommandGroup
-from rheoscope.commands.options import Csv, Device, Json, ModelName
+from rheoscope.commands.option_groups import ModelOptions, OutputOptions, with_option_groups
 from rheoscope.commands.variadic_options import VariadicCommand
 
 features = typer.Typer(
@@ -27,6 +27,7 @@ Texts = Annotated[
 
 
 @features.command("train", cls=VariadicCommand)
+@with_option_groups
 def train(
     data: Data,
     out: OutDirectory,
@@ -36,8 +37,8 @@ def train(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to train on.")] = 300_000,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over these tokens.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the order of tokens.")] = 0,
-    model: ModelName = None,
-    device: Device = None,
+    *,
+    model: ModelOptions,
 ) -> None:
     """Train a top-k sparse autoencoder on the points of texts, and measure it.
 
@@ -47,29 +48,30 @@ def train(
     from rheoscope.learn.feature_report import run_training
     from rheoscope.learn.feature_training import FeatureRecipe
 
-    run_training(model, device, data, out, site, FeatureRecipe(size, k, tokens, epochs, seed=seed))
+    recipe = FeatureRecipe(size, k, tokens, epochs, seed=seed)
+    run_training(model.open, data, out, site, recipe)
 
 
 @features.command("measure")
+@with_option_groups
 def measure(
     dictionary: Dictionary = "default",
     texts: Texts = None,
-    model: ModelName = None,
-    device: Device = None,
-    json: Json = None,
-    csv: Csv = None,
+    *,
+    model: ModelOptions,
+    output: OutputOptions,
 ) -> None:
     """Measure a dictionary: explained variance, active features, and the loss with its reconstruction.
 
     Examples:  rheoscope features measure    ·    rheoscope features measure sae/ --model gpt2 --texts texts.txt
     """
     from rheoscope.learn.feature_report import run_measurement
-    from rheoscope.report.run_report import OutputFiles
 
-    run_measurement(model, device, dictionary, texts, OutputFiles(json, csv))
+    run_measurement(model.open, dictionary, texts, output.files(), output.explain)
 
 
 @features.command("map")
+@with_option_groups
 def map_features(
     dictionary: Dictionary = "default",
     head: Annotated[str, typer.Option(help="The head as layer.head.")] = "5.1",
@@ -78,17 +80,15 @@ def map_features(
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of pairs that are listed.")] = 12,
     draws: Annotated[int, typer.Option(min=0, max=10_000, help="Random rotations of the null. 0 omits it.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the rotations.")] = 0,
-    model: ModelName = None,
-    device: Device = None,
-    json: Json = None,
-    csv: Csv = None,
+    *,
+    model: ModelOptions,
+    output: OutputOptions,
 ) -> None:
     """List which features a head turns into which (F), or which features of query and key it matches (M).
 
     Examples:  rheoscope features map --head 5.1    ·    rheoscope features map sae/ --model gpt2 --head 7.3 --operator M --offset 1
     """
     from rheoscope.learn.feature_report import run_map
-    from rheoscope.report.run_report import OutputFiles
 
     settings = {"operator": operator, "offset": offset, "top": top, "draws": draws, "seed": seed}
-    run_map(model, device, dictionary, head, settings, OutputFiles(json, csv))
+    run_map(model.open, dictionary, head, settings, output.files(), output.explain)

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import unblocked_numel
-from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.running.features import Features
 from rheoscope.running.progress import tick
@@ -148,8 +147,7 @@ def _check_width(head: Head, features: Features) -> None:
                 name=features.name,
                 received=features.width,
                 expected=width,
-            ),
-            use(features="default"),
+            )
         )
 
 

@@ -1,6 +1,6 @@
 """The output of `rheoscope features`: train a dictionary, measure it on texts, and list what a head does with it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,12 @@ from rheoscope.learn.feature_training import FeatureRecipe, train_features
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.text_files import read_fragments
-from rheoscope.picture.blocks import Block, Cell, Table
+from rheoscope.picture.blocks import Cell, Table
 from rheoscope.report.card_texts import for_model, passages, read_texts
 from rheoscope.report.console import console
+from rheoscope.report.page import Page
 from rheoscope.report.parse_options import parse_heads, read_features
-from rheoscope.report.progress_bars import load_model, progress
+from rheoscope.report.progress_bars import progress
 from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
 from rheoscope.running.features import Features
@@ -24,6 +25,9 @@ from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     import xarray
+
+OpenModel = Callable[[], RunnableModel]
+"""Opens the model of the command, after its other options are checked."""
 
 QUALITY_ROWS = {
     "explained_variance": Message("explained variance"),
@@ -36,18 +40,15 @@ QUALITY_ROWS = {
 PASSAGES = Message("the passages of the package")
 
 
-def run_training(
-    model_name: str | None, device: str | None, data: Sequence[Path], out: Path, site: str, recipe: FeatureRecipe
-) -> None:
+def run_training(open_model: OpenModel, data: Sequence[Path], out: Path, site: str, recipe: FeatureRecipe) -> None:
     """Train a dictionary, save it and print its quality on the passages of the package."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise RheoscopeError(Message("{path} exists; choose another directory", path=str(out)), Advice("", "--out DIR"))
-    model = load_model(model_name, device, None)
+    model = open_model()
     with progress(Message("training features")) as on_progress, listen(on_progress):
         features = train_features(model, documents(data), site, recipe)
     features.save(out)
-    terminal = Terminal(console(), [])
-    terminal.print_files([Message("written: {path}", path=str(out))])
+    Terminal(console(), []).print_files([Message("written: {path}", path=str(out))])
     if model.view.predicts_next_token:
         print_quality(model, Features.load(out), passages(), PASSAGES, OutputFiles())
 
@@ -65,23 +66,35 @@ def documents(files: Sequence[Path]) -> Iterator[str]:
 
 
 def run_measurement(
-    model_name: str | None, device: str | None, name: str, texts_path: Path | None, files: OutputFiles
+    open_model: OpenModel, name: str, texts_path: Path | None, files: OutputFiles, explain: bool
 ) -> None:
     """Measure a dictionary on texts."""
-    features, model = read_features(name), load_model(model_name, device, None)
+    features, model = read_features(name), open_model()
     texts: Sequence[Any] = passages() if texts_path is None else for_model(model, read_texts(texts_path))
-    print_quality(model, features, texts, PASSAGES if texts_path is None else str(texts_path), files)
+    print_quality(model, features, texts, PASSAGES if texts_path is None else str(texts_path), files, explain)
 
 
 def print_quality(
-    model: RunnableModel, features: Features, texts: Sequence[Any], source: str, files: OutputFiles
+    model: RunnableModel,
+    features: Features,
+    texts: Sequence[Any],
+    source: str,
+    files: OutputFiles,
+    explain: bool = False,
 ) -> None:
     """Print the quality of a dictionary on texts, and write its files."""
     with progress(Message("measuring features")) as on_progress, listen(on_progress):
         result = feature_quality(model, texts, features)
-    terminal = Terminal(console(), [])
-    terminal.print_block(quality_table(result, features, source))
-    terminal.print_files(write_files({"feature_quality": result}, None, files))
+    print_result(result, quality_table(result, features, source), files, explain)
+
+
+def print_result(result: "xarray.Dataset", table: Table, files: OutputFiles, explain: bool) -> None:
+    """Print the table of a result and write its files."""
+    terminal = Terminal(console(), [], explain)
+    terminal.print_block(table)
+    name, question = str(result.attrs["analysis"]), str(result.attrs["question"])
+    page = Page(question, table.heading).with_table(table.heading, table.header, table.rows, table.text_columns)
+    terminal.print_files(write_files({name: result}, page.save if files.wants_page else None, files))
 
 
 def quality_table(result: "xarray.Dataset", features: Features, source: str) -> Table:
@@ -104,24 +117,22 @@ def quality_table(result: "xarray.Dataset", features: Features, source: str) -> 
 
 
 def run_map(
-    model_name: str | None, device: str | None, name: str, head: str, settings: dict[str, Any], files: OutputFiles
+    open_model: OpenModel, name: str, head: str, settings: dict[str, Any], files: OutputFiles, explain: bool
 ) -> None:
     """List the strongest pairs of features of a head."""
-    features, model = read_features(name), load_model(model_name, device, None)
+    features, model = read_features(name), open_model()
     heads = parse_heads(head, model.view)
     if heads is None or len(heads) != 1:
         raise RheoscopeError(
             Message("expected one head as layer.head, got {received!r}", received=head), Advice("", "--head 5.1")
         )
+    FEATURE_MAP.check_settings(settings)
     with progress(Message("mapping features")) as on_progress, listen(on_progress):
         result = feature_map(model.view.head(*heads[0]), features, **settings)
-    terminal = Terminal(console(), [])
-    for block in map_blocks(result):
-        terminal.print_block(block)
-    terminal.print_files(write_files({"feature_map": result}, None, files))
+    print_result(result, map_table(result), files, explain)
 
 
-def map_blocks(result: "xarray.Dataset") -> list[Block]:
+def map_table(result: "xarray.Dataset") -> Table:
     """One row per pair of features, the strongest first."""
     is_value_map = result.attrs["operator"] == "F"
     names = (Message("reads"), Message("writes")) if is_value_map else (Message("query"), Message("key"))
@@ -148,4 +159,4 @@ def map_blocks(result: "xarray.Dataset") -> list[Block]:
     note = Message(
         "random: the mean and the standard deviation of |value| at this place, if all directions are rotated at random"
     )
-    return [Table(title, header, rows, frozenset({0, 1}), note=note)]
+    return Table(title, header, rows, frozenset({0, 1}), note=note)

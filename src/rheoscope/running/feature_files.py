@@ -99,7 +99,7 @@ def _tensor_file(path: Path) -> Path:
         Message(
             "{path} holds {received}, expected {layouts}",
             path=str(path),
-            received=", ".join(file.name for file in candidates or files) or Message("no file"),
+            received=", ".join(file.name for file in (candidates or files)[:6]) or Message("no file"),
             layouts=LAYOUTS,
         )
     )

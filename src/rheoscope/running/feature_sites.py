@@ -132,8 +132,7 @@ class Site:
                     "this dictionary belongs to layer {layer}, but the model has layers 0 to {last}",
                     layer=self.layer,
                     last=view.layers - 1,
-                ),
-                SITE_ADVICE,
+                )
             )
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from rheoscope.messages.message import Message
 from rheoscope.notebook_html import card
 from rheoscope.running.feature_files import DEFAULT_FEATURES, read_weights, write_weights
-from rheoscope.running.feature_sites import SITE_ADVICE
 from rheoscope.running.feature_weights import FeatureWeights
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
@@ -101,8 +100,7 @@ class Features(FeatureWeights):
                         name=self.name,
                         received=width,
                         expected=view.width,
-                    ),
-                    SITE_ADVICE,
+                    )
                 )
         self.reads.check_layer(view)
         self.writes.check_layer(view)
