@@ -13,6 +13,7 @@ from rheoscope.catalogue import all_claims
 from rheoscope.report import card as card_module
 from tests.commands.cases import run_rheoscope
 from tests.pretrained.cases import randomised
+from tests.pretrained.test_towers import llava
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with torch.no_grad():
         randomised(hf.ViTModel(config)).save_pretrained(folder / "vit")
+        llava().save_pretrained(folder / "llava")
     processor = {"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 32}
     text = json.dumps({**processor, "image_processor_type": "ViTImageProcessor"})
     (folder / "vit" / "preprocessor_config.json").write_text(text)
@@ -80,6 +82,11 @@ def test_a_card_reads_the_images_of_a_directory(place: Path, monkeypatch: pytest
         (["--image", "notes.txt", "-m", "vit"], 1, "notes.txt is not an image that Pillow can open"),
         (["--image", "missing.png", "-m", "vit"], 1, "there is no file missing.png"),
         (["--image", "photo.png"], 1, "the default model reads no images"),
+        (
+            ["--image", "photo.png", "-m", "llava"],
+            1,
+            "choose its vision tower; type --image photo.png --model 'llava#vision'",
+        ),
         (["a text", "-m", "vit"], 1, "ViTModel reads pixel_values, not a text"),
         (["a text", "--image", "photo.png"], 2, "--image and TEXT exclude each other"),
         (["--image", "photo.png", "--file", "notes.txt"], 2, "--image and --file exclude each other"),

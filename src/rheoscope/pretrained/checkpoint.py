@@ -19,6 +19,7 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.network_inputs import is_pair, load_pair_processor, load_processor, reads_tokens
 from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
+from rheoscope.pretrained.streaming import check_shards
 from rheoscope.pretrained.towers import select_tower, split_tower
 from rheoscope.pretrained.unsupported_networks import check_supported
 from rheoscope.running.loading_stages import Progress, progress_stage
@@ -344,6 +345,7 @@ def _check_directory(directory: Path, needs_weights: bool) -> None:
     if not needs_weights:
         return
     if list(directory.glob("*.safetensors")):
+        check_shards(directory)
         for file in directory.glob("*.safetensors"):
             check_safetensors(file)
         return

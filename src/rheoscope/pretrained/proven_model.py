@@ -4,6 +4,7 @@ from typing import Any
 
 from rheoscope.pretrained.build_view import describe_model
 from rheoscope.pretrained.certificate import certify
+from rheoscope.pretrained.checkpoint import silence_libraries
 from rheoscope.pretrained.families import is_found
 from rheoscope.pretrained.finder.tape_file import TapeFile, tape_file
 from rheoscope.pretrained.hf_model import Pretrained
@@ -26,7 +27,7 @@ def proven_model(
             model = describe_model(network, tokenizer, name, hash_progress, tapes)
         return model, certify(model, proof_progress)
 
-    with refuse_undescribed(network):
+    with silence_libraries(), refuse_undescribed(network):
         tapes = tape_file(network) if is_as_written and is_found(network) else None
         try:
             return describe_and_certify(tapes)

@@ -32,6 +32,31 @@ def weight_files(source: str | Path, revision: str | None, local_only: bool) -> 
     return [file for file in files if file is not None] if None not in files else []
 
 
+def check_shards(directory: Path) -> None:
+    """Raise if files that the index of a directory lists are missing."""
+    index = directory / INDEX_FILE
+    if (directory / SINGLE_FILE).is_file() or not index.is_file():
+        return
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RheoscopeError(
+            Message("{file} is no index of weight files; download it again", file=str(index))
+        ) from error
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise RheoscopeError(
+            Message(
+                "{directory} lacks {n} of the {total} weight files that {index} lists ({names}); download them again",
+                directory=str(directory),
+                n=len(missing),
+                total=len(names),
+                index=INDEX_FILE,
+                names=", ".join([*missing[:3], *(["…"] if len(missing) > 3 else [])]),
+            )
+        )
+
+
 def _checkpoint_file(source: str | Path, name: str, revision: str | None, local_only: bool) -> Path | None:
     from transformers.utils import cached_file
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar
 
 from rheoscope.messages.advice import Advice
@@ -49,10 +50,27 @@ class ImageFile(Medium):
         open_image(self.path)
 
     def refusal(self, model: RunnableModel) -> RheoscopeError:
+        tower = _tower_of(model, self.inputs)
+        if tower is not None:
+            return RheoscopeError(
+                Message("{model} reads texts without images; choose its vision tower", model=model.view.name),
+                Advice("", f"--image {self.path} --model {quote(tower)}"),
+            )
         return RheoscopeError(
             Message("{model} reads no images; give it a text, or choose a model of images", model=model.view.name),
             Advice("", f"--image {self.path} --model google/vit-base-patch16-224"),
         )
+
+
+def _tower_of(model: RunnableModel, inputs: tuple[str, ...]) -> str | None:
+    """The name of the tower of a network that reads these inputs."""
+    from rheoscope.pretrained.network_inputs import main_input
+    from rheoscope.pretrained.towers import TOWER_MARK, find_towers
+
+    network = model.network
+    towers = find_towers(network) if hasattr(network, "base_model") else {}
+    names = [name for name, tower in towers.items() if main_input(tower) in inputs]
+    return f"{model.view.facts['model']}{TOWER_MARK}{names[0]}" if names else None
 
 
 class SoundFile(Medium):
