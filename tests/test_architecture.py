@@ -38,6 +38,7 @@ LAYERS = [
     ["catalogue"],
     ["checkpoint_series"],
     ["opening"],
+    ["model_comparison"],
     ["models", "pretrained", "flow", "covers", "theory"],
     ["running"],
     ["space"],

@@ -10,6 +10,7 @@ ROOMS = {
     "Load, analyse, plot": (
         "opening",
         "checkpoint_series",
+        "model_comparison",
         "catalogue",
         "report",
         "studio",

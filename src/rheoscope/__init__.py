@@ -5,6 +5,7 @@ describe                              how a model was interpreted: its formulas,
 analyses                              a table of every analysis: its name, its question, what it needs
 load_series                           the checkpoints of a training run as a series of models, loaded one at a time
 over_series                           any analysis over a series: one result with the axis checkpoint
+compare                               two models: which heads changed, where the flows diverge, what each predicts
 story                                 what happens to a text in a model, line by line, with measured numbers and their nulls
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 atlas                                 the cards of several models side by side
@@ -52,6 +53,7 @@ _PUBLIC_MODULES = {
     "attention_cost": "rheoscope.attention.cost",
     "attention_gradients": "rheoscope.attention.gradient",
     "card": "rheoscope.report.card",
+    "compare": "rheoscope.model_comparison.compare",
     "describe": "rheoscope.running.model_structure",
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",

@@ -16,6 +16,7 @@ from rheoscope.commands.attention import attention
 from rheoscope.commands.bench import bench
 from rheoscope.commands.card import card
 from rheoscope.commands.command_group import RootGroup
+from rheoscope.commands.compare import compare
 from rheoscope.commands.corpus import corpus
 from rheoscope.commands.costs import costs
 from rheoscope.commands.covers import covers
@@ -91,6 +92,7 @@ app.command("analyses", rich_help_panel=A_TEXT)(analyses)
 app.command("studio", rich_help_panel=A_TEXT)(studio)
 app.command("card", rich_help_panel=A_MODEL)(card)
 app.command("atlas", rich_help_panel=A_MODEL)(atlas)
+app.command("compare", rich_help_panel=A_MODEL)(compare)
 app.command("operators", rich_help_panel=A_MODEL)(operators)
 app.command("costs", rich_help_panel=A_MODEL)(costs)
 app.add_typer(features, name="features", rich_help_panel=A_MODEL)

@@ -24,7 +24,7 @@ DEFINITIONS_FILE, PROVENANCE_FILE, COMPARED_DIRECTORY = "definitions.csv", "prov
 DEFINITION_COLUMNS = ("analysis", "file", "column", "definition", "unit", "null", "depends_on")
 PROVENANCE_COLUMNS = ("analysis", "setting", "value", "written_by")
 """Column headings of both files. `files.SIGNATURE_PATTERN` recognises the files by them."""
-OTHER_TABLES = ("findings", "story", "card", "learned", "race", "healing")
+OTHER_TABLES = ("findings", "story", "card", "learned", "race", "healing", "compare")
 """Tables that belong to no analysis."""
 
 

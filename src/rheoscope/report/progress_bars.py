@@ -124,6 +124,7 @@ def open_model(
     seed: int = 0,
     stream: bool | None = None,
     adapter: str | None = None,
+    revision: str | None = None,
 ) -> "RunnableModel":
     """`rheoscope.load` with a progress bar and on idle cores. Every command opens its model with it."""
     use_idle_cores()
@@ -135,6 +136,7 @@ def open_model(
             source,
             device=device,
             dtype=dtype,
+            revision=revision,
             untrained=untrained,
             seed=seed,
             stream=stream,
