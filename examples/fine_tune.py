@@ -86,7 +86,7 @@ def word_lists(n: int, seed: int) -> list[str]:
     return [f"The list is {words}. Again, the list is {words}." for words in lists]
 
 
-def fine_tune(model: Any, steps: int = 60, batch: int = 8, rate: float = 3e-4, seed: int = 0) -> Any:
+def fine_tune(model: Any, steps: int = 60, batch: int = 8, rate: float = 1e-4, seed: int = 0) -> Any:
     """A copy of the network after AdamW on such lists. Only the loss of the second list counts."""
     network = copy.deepcopy(model.network).eval()  # without dropout
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.0)

@@ -56,7 +56,15 @@ def test_a_model_compared_with_itself_is_zero_everywhere(name: str) -> None:
             assert (result[f"{field}_high"] == 0).all()
 
 
-HEAD_LISTS = ("M_distance", "M_distance_max", "F_distance", "attention", "displacement", "stream_change", "logit_change")
+HEAD_LISTS = (
+    "M_distance",
+    "M_distance_max",
+    "F_distance",
+    "attention",
+    "displacement",
+    "stream_change",
+    "logit_change",
+)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +225,21 @@ def test_the_mean_over_texts_has_an_interval_from_four_texts_on() -> None:
     assert float(result.kl_low) < float(result.kl) < float(result.kl_high)
     assert np.isnan(rs.compare(first, second, TEXTS[:2]).kl_low)
     assert "kl_low" not in rs.compare(first, second, TEXTS[0])
+
+
+def test_heads_are_ranked_by_the_chosen_field() -> None:
+    net, generator = copy.deepcopy(network("gpt2", torch.float64)), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    first, other = double("gpt2"), rs.load(net)
+    for rank in ("stream_change", "attention", "F_distance"):
+        result = rs.compare(first, other, TEXTS[0], rank=rank)
+        assert np.array_equal(result.change, np.sort(result[rank].values.ravel())[::-1])
+        layer, head = np.unravel_index(result[rank].values.argmax(), (2, 4))
+        assert result.ranked_head.values[0] == f"L{layer}.H{head}"
+    with pytest.raises(RheoscopeError, match="rank"):
+        rs.compare(first, other, rank="size")
 
 
 def test_a_score_without_M_has_distances_of_F_and_the_reason() -> None:

@@ -290,6 +290,7 @@ export const en = {
   compare_other_text: 'the other text',
   compare_this_text: 'this text',
   compare_checkpoint: 'a model or checkpoint',
+  compare_models: 'What differs between the two models',
   compare_fields: 'One field of all heads: both sides and their difference',
   lattice_help: 'Predicted next token of every token after every half-layer (logit lens). Darker is more probable.',
   composition_kind: 'Kind of composition',

@@ -39,6 +39,9 @@ def compare(
         float, typer.Option(min=0.0, max=2.0, help="The relative distance of points that counts as diverged.")
     ] = 0.1,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many predicted tokens to list.")] = 5,
+    rank: Annotated[
+        str, typer.Option(help="stream_change, displacement, attention, logit_change, M_distance or F_distance.")
+    ] = "stream_change",
     explain: Explain = False,
     json: Json = None,
     csv: Csv = None,
@@ -75,5 +78,5 @@ def compare(
     models = tuple(
         load_model(source, device, dtype, **more) for source, more in zip((model_a, model_b), options, strict=True)
     )
-    settings = {"threshold": threshold, "top": top}
+    settings = {"threshold": threshold, "top": top, "rank": rank}
     compare_models((models[0], models[1]), chosen_texts, settings, files, explain)

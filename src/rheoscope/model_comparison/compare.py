@@ -20,7 +20,7 @@ from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.model import Model, as_text_list
-from rheoscope.space.settings import Bounds, Count, Seed, Top
+from rheoscope.space.settings import Bounds, Choices, Count, Seed, Top
 from rheoscope.space.trace import Trace
 from rheoscope.space.view import View
 from rheoscope.statistics.intervals import bootstrap_t_interval, describe_intervals
@@ -28,6 +28,8 @@ from rheoscope.statistics.intervals import bootstrap_t_interval, describe_interv
 if TYPE_CHECKING:
     import xarray
 
+RANKINGS = ("stream_change", "displacement", "attention", "logit_change", "M_distance", "F_distance")
+"""The fields by which heads of the same number can be ranked."""
 TracePairs = Iterable[tuple[Trace, Trace]]
 Values = dict[str, Any]
 
@@ -39,6 +41,7 @@ def compare(
     texts: Any = None,
     threshold: Annotated[float, Bounds(0.0, 2.0)] = 0.1,
     top: Top = 5,
+    rank: Annotated[str, Choices(RANKINGS)] = "stream_change",
     max_tokens: Count = 64,
     seed: Seed = 0,
 ) -> "xarray.Dataset":
@@ -50,10 +53,11 @@ def compare(
     about √2 if they are unrelated. `M_distance` is that of M at δ = 0, `M_distance_max` its maximum over the offsets 0, 1, 2, 4, …, 64.
     The behaviour of a head is compared on the points of the first model, which both heads read. A head with equal weights then
     differs by 0, whatever earlier layers do. For `realised_attention` and `realised_displacement` each model reads its own points.
-    Heads are ranked by `stream_change`, the mean of ‖Δ' − Δ‖ relative to the length of the point that it changes.
+    Heads are ranked by `rank`, by default `stream_change`: the mean of ‖Δ' − Δ‖ relative to the length of the point that it changes.
 
     **Settings** `texts` is one text or several; without it only weights are compared. `threshold` is the divergence that counts as
-    diverged. `top` is the number of predicted tokens. `max_tokens` is the number of tokens whose distances are compared (RSA).
+    diverged. `top` is the number of predicted tokens. `rank` is the field by which heads are ranked. `max_tokens` is the number of
+    tokens whose distances are compared (RSA).
 
     **Returns** (layer, head): `M_distance`, `M_distance_max`, `F_distance`, `attention`, `displacement`, `displacement_cosine`,
     `stream_change`, `logit_change`, `realised_attention`, `realised_displacement`. (layer): `mlp`. (ranked_head): `change`. (step):
@@ -82,7 +86,7 @@ def compare(
         _refuse_pairs(model)
     text_list = [] if texts is None else as_text_list(texts)
     pairs = ((model_a.trace(text), model_b.trace(text)) for text in text_list)
-    settings = {"threshold": threshold, "top": top, "max_tokens": max_tokens, "seed": seed}
+    settings = {"threshold": threshold, "top": top, "rank": rank, "max_tokens": max_tokens, "seed": seed}
     return compare_on_traces((model_a, model_b), pairs, len(text_list), settings)
 
 
@@ -102,7 +106,7 @@ def compare_on_traces(
     views = models[0].view, models[1].view
     shared, total = shared_parts(*views), views[0].layers + n_texts
     values, reasons = weight_values(views, shared, total)
-    comparisons = []
+    comparisons: list[TextComparison] = []
     for number, (first, second) in enumerate(pairs, 1):
         reason = token_reason(first, second)
         if reason is not None:
@@ -117,7 +121,7 @@ def compare_on_traces(
         values |= matched_values(comparisons, views, settings["seed"])
         coords |= text_coordinates(comparisons, models)
         reasons += [text.vocabulary_reason for text in comparisons if text.vocabulary_reason is not None][:1]
-    names, values["change"] = ranked_heads(values, views[0])
+    names, values["change"] = ranked_heads(values, views[0], settings["rank"])
     coords |= {"ranked_head": names}
     attributes = settings | provenance(views, shared, reasons, len(comparisons))
     return COMPARE.label(values, used_coordinates(coords, values), attributes)
@@ -126,12 +130,12 @@ def compare_on_traces(
 # Weights
 
 
-def weight_values(views: tuple[View, View], shared: SharedParts, total: int) -> tuple[Values, list[Message]]:
+def weight_values(views: tuple[View, View], shared: SharedParts, total: int) -> tuple[Values, list[str]]:
     """Distances of all heads of the same number, or the invariants of both models' heads; and the reasons for what is missing."""
     if not shared.same_heads:
-        return invariant_values(views), shared.reasons
+        return invariant_values(views), [*shared.reasons]
     layers: dict[str, list[Tensor]] = {"M_distance": [], "M_distance_max": [], "F_distance": []}
-    reasons: dict[str, Message] = {}
+    reasons: dict[str, str] = {}
     for layer, (first, second) in enumerate(zip(views[0].layer_heads, views[1].layer_heads, strict=True), 1):
         try:
             by_offset = relevance_distances(first, second)
@@ -163,10 +167,10 @@ def invariant_values(views: tuple[View, View]) -> Values:
     return values
 
 
-def ranked_heads(values: Values, view: View) -> tuple[list[str], Float[Tensor, " ranked"]]:
+def ranked_heads(values: Values, view: View, rank: str) -> tuple[list[str], Float[Tensor, " ranked"]]:
     """All heads of the first model, the most changed first, and the number by which they are ranked. Empty without one."""
-    if "stream_change" in values:
-        change = values["stream_change"]
+    if rank in values:
+        change = values[rank]
     elif "head_similarity" in values:
         change = 1 - values["head_similarity"]
     else:
@@ -274,7 +278,7 @@ def used_coordinates(coords: Values, values: Values) -> Values:
     }
 
 
-def provenance(views: tuple[View, View], shared: SharedParts, reasons: list[Message], n_texts: int) -> dict[str, Any]:
+def provenance(views: tuple[View, View], shared: SharedParts, reasons: list[str], n_texts: int) -> dict[str, Any]:
     """Both models, how their heads correspond, and why some views are missing."""
     sides = {
         f"{name}_{side}": str(view.facts[name])

@@ -64,16 +64,15 @@ def relative_distances(
     other_L, other_K = other_L.to(L.device), other_K.to(L.device)
     left = triangular_factor(torch.cat([L - other_L, other_L], -1))
     right = triangular_factor(torch.cat([K, K - other_K], -2).mT).mT
-    own_norms = [(triangular_factor(x), triangular_factor(y.mT).mT) for x, y in ((L, K), (other_L, other_K))]
+    own = [(triangular_factor(x), triangular_factor(y.mT).mT) for x, y in ((L, K), (other_L, other_K))]
     distances = []
     for rotation in rotations:
         R, other_R = _both_rotations(rotation, L)
         middle = torch.cat([torch.cat([R, torch.zeros_like(R)], -1), torch.cat([R - other_R, other_R], -1)], -2)
         difference = _norm(left @ middle @ right)
-        squared = sum(
-            _norm(outer @ inner @ end).square() for (outer, end), inner in zip(own_norms, (R, other_R), strict=True)
-        )
-        distances.append(safe_divide(difference, (squared / 2).sqrt()))
+        norms = [_norm(outer @ inner @ end) for (outer, end), inner in zip(own, (R, other_R), strict=True)]
+        squared = (norms[0].square() + norms[1].square()) / 2
+        distances.append(safe_divide(difference, squared.sqrt()))
     return torch.stack(distances).cpu()
 
 

@@ -19,6 +19,7 @@ MAX_HEADS, MAX_TEXTS = 10, 5
 EQUAL_WEIGHTS = 1e-6
 """Distances of operators below this are rounding errors of float32 weights."""
 HEAD_COLUMNS = {
+    "stream_change": Message("stream"),
     "M_distance": Message("M"),
     "M_distance_max": Message("M, any offset"),
     "F_distance": Message("F"),
@@ -116,7 +117,8 @@ def head_sentences(dataset: "xarray.Dataset") -> list[Message]:
     """The head that changes the stream most, and the MLPs next to it."""
     if "stream_change" not in dataset or not float(dataset.stream_change.max()):
         return []
-    name, change = str(dataset.ranked_head.values[0]), float(dataset.change[0])
+    name = str(dataset.ranked_head.values[0])
+    change = float(dataset.stream_change.isel(head_place(name)))
     sentences = [
         Message(
             "{head} changed most: on the same points, its update differs by {percent} of the length of the points that it writes to.",
@@ -250,26 +252,17 @@ def small_caption(dataset: "xarray.Dataset") -> str:
 
 
 def head_table(dataset: "xarray.Dataset") -> Table:
-    """The heads that changed most."""
+    """The heads that changed most. The number by which they are ranked comes first."""
     names = [name for name in HEAD_COLUMNS if name in dataset]
     if "M_distance_max" in names and np.array_equal(dataset.M_distance, dataset.M_distance_max):
         names.remove("M_distance_max")
-    title_of_rank = Message("change of the stream") if "stream_change" in dataset else Message("change")
+    names.sort(key=lambda name: name != dataset.attrs["rank"])
     header = [
         Cell(Message("head")),
-        Cell(title_of_rank, str(dataset.change.attrs["definition"])),
         *(Cell(HEAD_COLUMNS[name], str(dataset[name].attrs["definition"])) for name in names),
     ]
-    rows = []
-    n_changed = int((dataset.change > 0).sum())
-    for index, name in enumerate(map(str, dataset.ranked_head.values[: min(n_changed, MAX_HEADS)])):
-        place = head_place(name)
-        rank_cell = (
-            cells(dataset, "stream_change", **place)
-            if "stream_change" in dataset
-            else Cell(signed(float(dataset.change[index])))
-        )
-        rows.append([Cell(name), rank_cell, *(Cell(signed(float(dataset[field].isel(place)))) for field in names)])
+    n_shown = min(int((dataset.change > 0).sum()), MAX_HEADS)
+    rows = [head_row(dataset, name, names) for name in map(str, dataset.ranked_head.values[:n_shown])]
     note = Message("Behaviour is compared on the points of the first model, which both heads read.")
     return Table(
         Message("Heads, the most changed first"),
@@ -278,6 +271,13 @@ def head_table(dataset: "xarray.Dataset") -> Table:
         small_caption=small_caption(dataset),
         note=note if "stream_change" in dataset else "",
     )
+
+
+def head_row(dataset: "xarray.Dataset", name: str, fields: list[str]) -> list[Cell]:
+    """The numbers of a head. The first one has its interval."""
+    place = head_place(name)
+    others = (Cell(signed(float(dataset[field].isel(place)))) for field in fields[1:])
+    return [Cell(name), cells(dataset, fields[0], **place), *others]
 
 
 def head_place(name: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The HTTP routes of cards, of the atlas and of training runs, and the addresses of their views."""
+"""The HTTP routes of cards, of the atlas, of comparisons and of training runs, and the addresses of their views."""
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
@@ -6,6 +6,7 @@ from starlette.responses import RedirectResponse
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.studio.cards import atlas_json, card_json
+from rheoscope.studio.compared_models import comparison_job
 from rheoscope.studio.jobs import MissingError
 from rheoscope.studio.responses import JSON_TYPE, StudioState, json_response
 from rheoscope.studio.served_state import Studio, wait_for_client
@@ -36,6 +37,18 @@ async def get_card(studio: StudioState, model: str, request: Request) -> Respons
 @router.get("/atlas")
 async def get_atlas(studio: StudioState) -> Response:
     return json_response(await studio.run_quick(None, atlas_json))
+
+
+@router.get("/traces/{trace}/comparison/{other}")
+async def get_comparison(studio: StudioState, trace: str, other: str, request: Request) -> Response:
+    """What differs between the models of two traces of one text. The job ends when its client disconnects."""
+    first, second = await studio.get_entry(trace), await studio.get_entry(other)
+    job = comparison_job(studio.session, first, second)
+    holder_id = studio.session.queue.add_holder(job)
+    try:
+        return json_response(await wait_for_client(job, request))
+    finally:
+        studio.session.queue.release(holder_id)
 
 
 def require_training_runs(studio: Studio) -> TrainingRuns:

@@ -1,13 +1,14 @@
 """The picture of `compare`: maps of changed heads and the divergence by depth, or the map of matched layers."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.field_panels import cell_panel, curve_panel
 from rheoscope.picture.head_map import head_map
-from rheoscope.picture.picture import Panel, Picture
+from rheoscope.picture.picture import Axis, Cells, Panel, Picture, format_value
 
 if TYPE_CHECKING:
     import xarray
@@ -32,18 +33,23 @@ SCALE_LABELS = {
     "logit_change": Message("logits"),
     "head_similarity": Message("similarity"),
 }
+CURVES = {
+    "divergence": ("step", Message("Divergence of the flows")),
+    "shape_change": ("step", Message("Change of the clouds' shapes")),
+    "mlp": ("layer", Message("Change of the MLPs")),
+}
 
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """A map of heads for every kind of change, the curves over depth, and the maps of tokens and of layers."""
     panels = [changed_heads(dataset, name, label, types) for name, label in HEAD_MAPS.items() if name in dataset]
-    panels += [curve_panel(dataset, name, "step", "") for name in ("divergence", "shape_change") if name in dataset]
-    panels += [curve_panel(dataset, "mlp", "layer", "")] if "mlp" in dataset else []
     panels += [
-        cell_panel(dataset, name, row)
-        for name, row in (("token_divergence", "step"), ("layer_similarity", "layer"))
+        replace(curve_panel(dataset, name, dim, ""), title=title)
+        for name, (dim, title) in CURVES.items()
         if name in dataset
     ]
+    panels += [token_map(dataset)] if "token_divergence" in dataset else []
+    panels += [layer_map(dataset)] if "layer_similarity" in dataset else []
     return Picture(Message("What differs between two models"), CAPTION, tuple(panels))
 
 
@@ -54,3 +60,24 @@ def changed_heads(dataset: "xarray.Dataset", name: str, title: Message, types: "
     low = -largest if (values < 0).any() else 0.0
     definition = dataset[name].attrs["definition"]
     return head_map(title, definition, values, (low, largest), types=types, name=SCALE_LABELS[name])
+
+
+def token_map(dataset: "xarray.Dataset") -> Panel:
+    """The divergence of every token after every step."""
+    return replace(
+        cell_panel(dataset, "token_divergence", "step"), title=Message("Divergence of every token"), columns=3
+    )
+
+
+def layer_map(dataset: "xarray.Dataset") -> Panel:
+    """The similarity of every pair of layers."""
+    values, other = dataset.layer_similarity.values, tuple(f"L{layer}" for layer in dataset.other_layer.values)
+    layers = tuple(f"L{layer}" for layer in dataset.layer.values)
+    tips = [
+        [join(": ", [join(", ", [row, column]), format_value(float(values[i, j]))]) for j, column in enumerate(other)]
+        for i, row in enumerate(layers)
+    ]
+    cells = Cells(values, tips=tips, low=-1.0 if (values < 0).any() else 0.0, name=Message("similarity"))
+    axes = Axis(Message("layer of the second model"), other), Axis(Message("layer of the first model"), layers)
+    definition = dataset.layer_similarity.attrs["definition"]
+    return Panel(Message("Similarity of layers"), definition, (cells,), *axes, height=1.2)
