@@ -72,7 +72,7 @@ def compare(
             Message("--revisions needs one name for each of the two models, got {n}", n=len(names)),
             f"rheoscope compare {model_a} {model_b} --revisions step1000,step2000",
         )
-    files = run_report.OutputFiles(json, csv, html, input_path=texts)
+    files = run_report.OutputFiles(json, csv, html, texts, "--texts")
     chosen_texts = read_texts(texts) if texts is not None else None if text is None else [clean_typed_text(text)]
     options = ({"revision": names[0]}, {"revision": names[1], "adapter": adapter})
     models = tuple(

@@ -93,8 +93,8 @@ OTHER_FIELDS = {
     "change": Field(
         ("ranked_head",),
         Message(
-            "the number by which heads are ranked: the field of the setting rank; without a text the larger of M_distance and "
-            "F_distance; for matched heads 1 − head_similarity"
+            "the number by which heads are ranked, which the setting rank names. Without a text it is the larger of M_distance and "
+            "F_distance. For matched heads it is 1 − head_similarity"
         ),
     ),
     "first_step": Field(
