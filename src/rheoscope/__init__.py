@@ -20,7 +20,8 @@ attention_gradients                   the backward pass in closed form, with the
 self_attention_gradients              the same with respect to the tokens, split into query, key and value paths
 weight_statistics                     entropy, sinks and distances of the weights, without storing the weights
 attention_cost, transformer_cost      FLOPs, bytes, parameters, crossover lengths
-Pair, read_pairs, patch_pairs         minimal pairs of texts, a file of them, and patching with intervals over pairs
+Pair, read_pairs                      minimal pairs of texts, and a file of them
+patch_pairs, circuit_of_pairs         patching and circuits of many pairs, with intervals
 path_weights, reversed_map            weights along a path of heads; the gradient of one head's scores
 resumable_trace                       the traces of texts, layer by layer in a folder, so that an interrupted run continues
 source_model, target_model            the encoder and the decoder of an encoder-decoder as models of one text each
@@ -54,6 +55,7 @@ _PUBLIC_MODULES = {
     "attention_gradients": "rheoscope.attention.gradient",
     "card": "rheoscope.report.card",
     "compare": "rheoscope.model_comparison.compare",
+    "circuit_of_pairs": "rheoscope.covers.circuit.analysis",
     "describe": "rheoscope.running.model_structure",
     "dynamics": "rheoscope.theory.experiments",
     "experiments": "rheoscope.theory.experiments",

@@ -78,6 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fixed_point": {"layers": [1], "iterations": 6, "applications": 3, "draws": 20},
     "boundary": {"layers": [1], "iterations": 6, "applications": 3},
     "reversed_attention": {"target": 7},
+    "circuit": {"edges": 16, "tries": 1000, "min_effect": 0.0},
     "attention_patching": {"target": 7, "etas": (-0.1, 0.0)},
     "surgery": {"M": "symmetric", "F": "rank 3", "comparisons": rs.Comparisons(("mean", "uniform"))},
     "decay": {"M": "symmetric"},
@@ -175,8 +176,11 @@ def call_of(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
     return OTHER_FUNCTIONS[name] if name in OTHER_FUNCTIONS else call(name, settings)
 
 
-SLOW = {"patch", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery", "decay",
-           "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
+WITHOUT_MODEL = {"Comparisons", "Pair", "read_pairs"}
+OVER_PAIRS = {"patch_pairs", "circuit_of_pairs"}
+"""Sums over pairs of numbers that are tested for one pair."""
+SLOW = {"patch", "circuit", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery",
+           "decay", "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
 """Functions that run the model many times, or backwards. They are tested on few models."""
 SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias], "readout": [move_unembedding]}
 """Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this.
@@ -294,7 +298,11 @@ def test_every_public_function_of_flow_and_covers_is_tested() -> None:
         for name, home in rs._PUBLIC_MODULES.items()
         if home.startswith(("rheoscope.flow", "rheoscope.covers"))
     }
-    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {*OTHER_FUNCTIONS, "Comparisons"}
+    assert {name for name, home in homes.items() if ".dynamics." not in home} <= {
+        *OTHER_FUNCTIONS,
+        *WITHOUT_MODEL,
+        *OVER_PAIRS,
+    }
     assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)
     fields = {field for name in ANALYSIS_MODULES for field in analysis_by_name(name).fields}
     assert fields >= BY_NUMBER | MAY_STAY_EQUAL

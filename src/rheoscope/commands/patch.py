@@ -27,6 +27,13 @@ def patch(
     top: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to patch token by token.")
     ] = 4,
+    edges: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Also find a circuit of at most this many edges between heads, as 20."),
+    ] = None,
+    tries: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Edges of each ranking to patch exactly (default: 60).")
+    ] = None,
     model: ModelName = None,
     adapter: Adapter = None,
     explain: Explain = False,
@@ -40,11 +47,13 @@ def patch(
 
     The other text runs with one part from the first text at a time: a point of the stream, an MLP update, or a head. A head
     is also patched through its weights alone (M) and through its values alone (F). A file of pairs gives means with intervals.
+    --edges finds the edges between heads that carry the difference.
 
     Examples:  rheoscope patch "He lived in London. She lived in" "He lived in Paris. She lived in"
     ·    rheoscope patch "The men who live here" "The man who live here" --answers " are| is" --html pair.html
-    ·    rheoscope patch --pairs pairs.jsonl --json effects.json
+    ·    rheoscope patch --pairs pairs.jsonl --edges 20 --json effects.json
     """
+    from rheoscope.covers.circuit.analysis import circuit_of_pairs
     from rheoscope.covers.patch.over_pairs import patch_pairs
     from rheoscope.covers.patch.pair_files import read_pairs
     from rheoscope.report import pairs_report, run_report
@@ -53,12 +62,15 @@ def patch(
     from rheoscope.report.report_plans import REPORTS
 
     texts, files = resolve_pair(text, other, pairs), run_report.OutputFiles(json, csv, html, pairs, "--pairs")
-    options = {"answers": answers, "metric": metric, "token": token, "top": top}
+    options = {"answers": answers, "metric": metric, "token": token}
+    circuit_options = {"edges": edges} | ({} if tries is None else {"tries": tries})
     read = [] if pairs is None else read_pairs(pairs)
     network = load_model(model, device, dtype, adapter=adapter)
     if texts is None:
-        runs = {"patch": lambda: patch_pairs(network, read, **options)}
+        runs = {"patch": lambda: patch_pairs(network, read, top=top, **options)}
+        if edges is not None:
+            runs["circuit"] = lambda: circuit_of_pairs(network, read, **options, **circuit_options)
         pairs_report.run_on_pairs(REPORTS["patch"], network, runs, files, explain)
         return
-    options["other"] = texts[1]
+    options |= {"other": texts[1], "top": top, **circuit_options}
     run_report.run_report(REPORTS["patch"], network, texts[0], options, files, explain=explain)

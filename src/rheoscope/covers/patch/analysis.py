@@ -144,7 +144,7 @@ def measure_changes(
     measured = [[measure_parts(patched_runs, advance) for patched_runs in both] for both in runs]
     changes = join_changes(batches, measured)
     total = torch.cat([batch.metrics[0] - batch.metrics[1] for batch in batches])
-    strongest = strongest_heads(safe_divide(changes["output"][0].sum(-1), total.sum()), n_strongest)
+    strongest = strongest_heads(changes["output"][0].sum(-1), n_strongest)
     by_layer = {layer: [head for of, head in strongest if of == layer] for layer in range(n_layers)}
     head_tokens = [[measure_head_tokens(patched_runs, by_layer, advance) for patched_runs in both] for both in runs]
     order = [(layer, head) for layer, heads in by_layer.items() for head in heads]

@@ -66,7 +66,7 @@ class PatchedRuns:
         outputs, base_outputs = self.head_outputs(layer, part), self.head_outputs(layer, "")
 
         def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
-            return {layer: _set_heads(outputs, parts)}, {}
+            return {layer: _set_outputs(outputs[:, parts], parts)}, {}
 
         return self._run((outputs != base_outputs).any(-1).any(-1).any(0), layer, changes)
 
@@ -83,6 +83,15 @@ class PatchedRuns:
             return {layer: _set_heads_at_tokens(outputs, chosen_heads, masks)}, {}
 
         return self._run(differs.flatten(), layer, changes).unflatten(0, (len(heads), n_groups))
+
+    def with_outputs(self, layer: int, heads: Sequence[int], outputs: Float[Tensor, "p c n e"]) -> Float[Tensor, "c p"]:
+        """The metric with a given output of one head of a layer, for some heads and outputs."""
+        head_indices = torch.tensor(heads, device=outputs.device)
+
+        def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
+            return {layer: _set_outputs(outputs[:, parts], head_indices[parts])}, {}
+
+        return self._run(torch.ones_like(head_indices, dtype=torch.bool), layer, changes)
 
     def head_outputs(self, layer: int, part: str) -> Float[Tensor, "p h n e"]:
         """What the heads of a layer mix, with the donor's weights, the donor's values, both, or neither ("")."""
@@ -164,12 +173,12 @@ def _add_to_points(updates: Float[Tensor, "p n d"], mask: Bool[Tensor, "b n"], x
     return x + torch.where(mask[..., None], _rows(updates, len(x)).to(x), 0)
 
 
-def _set_heads(outputs: Float[Tensor, "p h n e"], heads: Int[Tensor, " c"]) -> LayerEdit:
+def _set_outputs(outputs: Float[Tensor, "p c n e"], heads: Int[Tensor, " c"]) -> LayerEdit:
     """Every row with the new output of its own head."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
         rows = torch.arange(len(out), device=out.device)
-        new_outputs = outputs[:, heads].transpose(0, 1).flatten(0, 1)
+        new_outputs = outputs.transpose(0, 1).flatten(0, 1)
         return out.index_put((rows, heads.repeat_interleave(len(outputs))), new_outputs.to(out))
 
     return edit

@@ -1,0 +1,1 @@
+"""The analysis `circuit`: the edges between heads that carry the difference of two texts, its picture and its words."""
