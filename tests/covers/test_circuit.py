@@ -228,7 +228,7 @@ def test_a_circuit_of_a_text_says_what_it_acts_through() -> None:
         model, model.trace("The men who live here"), "The man who live here", " are| is", edges=8, tries=10
     )
     edges = dict(zip(result.edge.values.tolist(), result.through.values.tolist(), strict=True))
-    assert edges["L5.H1 → logits"] == "readout"
+    assert edges["L5.H1 → logits"] == "logits"
     assert edges["embed → L2.H3.v"] == edges["L2.H3 → L5.H1.v"] == "F"
     assert float(result.faithfulness_F) > 0.3 > 0.1 > float(result.faithfulness_M)
     assert float(result.estimate_correlation) > 0.9

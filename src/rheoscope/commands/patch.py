@@ -46,15 +46,12 @@ def patch(
     """Find what carries the difference between two texts.
 
     The other text runs with one part from the first text at a time: a point of the stream, an MLP update, or a head. A head
-    is also patched through its weights alone (M) and through its values alone (F). A file of pairs gives means with intervals.
-    --edges finds the edges between heads that carry the difference.
+    is also patched through its weights alone (M) and through its values alone (F). --edges also finds the edges between heads.
 
     Examples:  rheoscope patch "He lived in London. She lived in" "He lived in Paris. She lived in"
     ·    rheoscope patch "The men who live here" "The man who live here" --answers " are| is" --html pair.html
     ·    rheoscope patch --pairs pairs.jsonl --edges 20 --json effects.json
     """
-    from rheoscope.covers.circuit.analysis import circuit_of_pairs
-    from rheoscope.covers.patch.over_pairs import patch_pairs
     from rheoscope.covers.patch.pair_files import read_pairs
     from rheoscope.report import pairs_report, run_report
     from rheoscope.report.input_text import resolve_pair
@@ -62,15 +59,11 @@ def patch(
     from rheoscope.report.report_plans import REPORTS
 
     texts, files = resolve_pair(text, other, pairs), run_report.OutputFiles(json, csv, html, pairs, "--pairs")
-    options = {"answers": answers, "metric": metric, "token": token}
-    circuit_options = {"edges": edges} | ({} if tries is None else {"tries": tries})
     read = [] if pairs is None else read_pairs(pairs)
+    options = {"answers": answers, "metric": metric, "token": token, "top": top, "edges": edges, "tries": tries}
     network = load_model(model, device, dtype, adapter=adapter)
     if texts is None:
-        runs = {"patch": lambda: patch_pairs(network, read, top=top, **options)}
-        if edges is not None:
-            runs["circuit"] = lambda: circuit_of_pairs(network, read, **options, **circuit_options)
-        pairs_report.run_on_pairs(REPORTS["patch"], network, runs, files, explain)
+        pairs_report.run_on_pairs(REPORTS["patch"], network, read, options, files, explain)
         return
-    options |= {"other": texts[1], "top": top, **circuit_options}
+    options["other"] = texts[1]
     run_report.run_report(REPORTS["patch"], network, texts[0], options, files, explain=explain)

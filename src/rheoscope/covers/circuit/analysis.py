@@ -61,7 +61,7 @@ def circuit(
     Then the weakest edge is removed as long as this changes the faithfulness by less than `min_effect`.
 
     **Returns** (direction, edge): `effect`, `estimate`. (edge): `removal`, the faithfulness that the circuit loses without the edge,
-    and `composition` from the weights alone; the coordinates `edge_from`, `edge_to`, `role` and `through` (M, F or readout).
+    and `composition` from the weights alone; the coordinates `edge_from`, `edge_to`, `role` and `through` (M, F or logits).
     Scalars: `faithfulness`, `faithfulness_F` without the edges into queries and keys (heads attend as on the other text),
     `faithfulness_M` without those into values, `metric_text`, `metric_other`, `edges_tried`, `edges_total`, and the correlation and
     the largest error of the estimates over all edges that were tried.
@@ -146,7 +146,7 @@ def label_circuit(
 
 def strongest_first(search: Search) -> list[int]:
     """The indices of the edges by what their removal costs."""
-    losses = (search.kept - search.removed).sum(1) * search.total.sum().sign()
+    losses = (search.retained - search.removed).sum(1) * search.total.sum().sign()
     return losses.argsort(descending=True, stable=True).tolist()
 
 
@@ -156,10 +156,10 @@ def pooled_fields(search: Search, order: list[int], seed: int) -> dict[str, tupl
     edges = [search.edges[index] for index in order]
     empty = corrupt.new_zeros(len(DIRECTIONS), 0, len(corrupt))
     changes = {
-        "faithfulness": search.kept - corrupt,
+        "faithfulness": search.retained - corrupt,
         "faithfulness_F": search.through_F - corrupt,
         "faithfulness_M": search.through_M - corrupt,
-        "removal": (search.kept - search.removed)[order],
+        "removal": (search.retained - search.removed)[order],
         "effect": torch.stack([search.exact[edge] for edge in edges], 1) if edges else empty,
     }
     return {name: pooled_effects(change, search.total, seed) for name, change in changes.items()}
@@ -167,9 +167,11 @@ def pooled_fields(search: Search, order: list[int], seed: int) -> dict[str, tupl
 
 def stack_effects(changes: Changes, edges: Sequence[Edge], total: Float[Tensor, " p"]) -> Float[Tensor, "2 e"]:
     """The effects of some edges over all pairs."""
-    sums, whole = [changes[edge].sum(1) for edge in edges], total.sum()
+    sums, difference = [changes[edge].sum(1) for edge in edges], total.sum()
     return (
-        safe_divide(torch.stack(sums, 1) * whole.sign(), whole.abs()) if sums else total.new_zeros(len(DIRECTIONS), 0)
+        safe_divide(torch.stack(sums, 1) * difference.sign(), difference.abs())
+        if sums
+        else total.new_zeros(len(DIRECTIONS), 0)
     )
 
 
@@ -204,6 +206,7 @@ CIRCUIT = Analysis(
     ask=circuit,
     needs="model",
     expensive=True,
+    see_also=("patch", "composition", "faithfulness"),
     report_runs=(
         ReportRun(
             "patch",

@@ -9,7 +9,7 @@ ROLES = ("q", "k", "v")
 """A head reads another one through its queries or keys (M), or through its values (F)."""
 READOUT = "logits"
 """The role of edges to the logits."""
-THROUGH = {"q": "M", "k": "M", "v": "F", READOUT: "readout"}
+THROUGH = {"q": "M", "k": "M", "v": "F", READOUT: READOUT}
 """Role → the operator that the effect of an edge passes."""
 
 
@@ -59,7 +59,7 @@ def through_name(role: str) -> Message:
         "q": Message("M (queries)"),
         "k": Message("M (keys)"),
         "v": Message("F (values)"),
-        READOUT: Message("readout"),
+        READOUT: Message("to the logits"),
     }
     return names[role]
 

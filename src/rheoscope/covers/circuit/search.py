@@ -40,7 +40,7 @@ class Search:
     estimates: Changes
     compositions: Ranking
     metrics: Float[Tensor, "2 p"]
-    kept: Float[Tensor, " p"]
+    retained: Float[Tensor, " p"]
     removed: Float[Tensor, "e p"]
     through_F: Float[Tensor, " p"]
     through_M: Float[Tensor, " p"]
@@ -69,13 +69,22 @@ def search_circuit(batches: Sequence[PairBatch], max_edges: int, tries: int, min
     edges = strongest_connected(pooled_strength(exact, metrics), max_edges, view.layers)
     circuit = prune(runs, edges, metrics, min_effect, advance)
     by_role = [frozenset(edge for edge in circuit if edge.role not in roles) for roles in ("qk", "v")]
-    kept, through_F, through_M, *removed = kept_metrics(
+    retained, through_F, through_M, *removed = kept_metrics(
         runs, [circuit, *by_role, *(circuit - {edge} for edge in sorted(circuit))]
     )
     without = torch.stack(removed) if removed else metrics.new_zeros(0, metrics.shape[1])
     n_edges = len(all_edges(heads.n_heads for heads in view.layer_heads))
     return Search(
-        tuple(sorted(circuit)), exact, estimates, compositions, metrics, kept, without, through_F, through_M, n_edges
+        tuple(sorted(circuit)),
+        exact,
+        estimates,
+        compositions,
+        metrics,
+        retained,
+        without,
+        through_F,
+        through_M,
+        n_edges,
     )
 
 
@@ -129,8 +138,8 @@ def prune(
     total = (metrics[0] - metrics[1]).sum()
     while circuit:
         smaller = [connected(circuit - {edge}, n_layers) for edge in sorted(circuit)]
-        kept, *without = kept_metrics(runs, [circuit, *smaller]).sum(1)
-        losses = (torch.stack([kept - metric for metric in without]) / total).abs()
+        retained, *without = kept_metrics(runs, [circuit, *smaller]).sum(1)
+        losses = (torch.stack([retained - metric for metric in without]) / total).abs()
         weakest = int(losses.argmin())
         advance()
         if losses[weakest] >= min_effect:
@@ -140,5 +149,5 @@ def prune(
 
 
 def kept_metrics(runs: Sequence[CircuitRuns], circuits: Sequence[Circuit]) -> Float[Tensor, "c p"]:
-    """The metric of every pair with only each circuit kept."""
+    """The metric of every pair with only each circuit retained."""
     return torch.cat([batch_runs.metrics(circuits) for batch_runs in runs], 1)
