@@ -15,6 +15,7 @@ ROOMS = {
         "report",
         "studio",
         "corpus",
+        "learn",
         "running",
         "space",
         "shapes",

@@ -11,7 +11,7 @@ from rheoscope.commands.variadic_options import VariadicCommand
 
 features = typer.Typer(
     cls=CommandGroup,
-    help="Sparse features: train a dictionary, measure it, and see what a head does with it.",
+    help="Sparse features: train, measure, map.",
 )
 
 Dictionary = Annotated[

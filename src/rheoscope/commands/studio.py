@@ -21,6 +21,12 @@ CorpusRun = Annotated[
 RunsFolder = Annotated[
     Path | None, typer.Option("--runs", help="Also show training runs and races: a run, or a folder of runs.")
 ]
+FeaturesName = Annotated[
+    str | None,
+    typer.Option(
+        "--features", metavar="DIR", help="Show scores as sums over the features of this dictionary (or default)."
+    ),
+]
 ExportText = Annotated[str | None, typer.Option(help="The text of the export.")]
 
 
@@ -32,6 +38,7 @@ def studio(
     root: ModelRoots = None,
     corpus: CorpusRun = None,
     runs: RunsFolder = None,
+    features: FeaturesName = None,
     export: ExportPath = None,
     text: ExportText = None,
     file: File = None,
@@ -48,5 +55,11 @@ def studio(
     from rheoscope.studio.startup import StudioOptions
 
     run_command(
-        StudioOptions(model, device, dtype, root or [], corpus, runs), host, port, open_page, export, text, file
+        StudioOptions(model, device, dtype, root or [], corpus, runs, features),
+        host,
+        port,
+        open_page,
+        export,
+        text,
+        file,
     )

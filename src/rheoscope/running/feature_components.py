@@ -24,6 +24,13 @@ MAX_PART_NUMBERS = 2**26
 """The largest number of coordinates of all parts. The features with the shortest contributions share one part."""
 
 
+def is_described(trace: Trace, features: Features, step: int) -> bool:
+    """Whether a dictionary describes a part of the points at this step of a model of its width and depth."""
+    view, sites = trace.view, (features.reads, features.writes)
+    fits = features.width == features.W_dec.shape[-1] == view.width and all(site.layer < view.layers for site in sites)
+    return fits and features.writes.last_step(trace) <= step
+
+
 @torch.no_grad()
 def feature_components(
     trace: Trace, features: Features, step: int | None = None, tokens: list[int] | None = None

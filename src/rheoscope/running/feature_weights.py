@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from rheoscope.messages.message import Message
 from rheoscope.running.feature_activations import FeatureActivation
 from rheoscope.running.feature_sites import Site
 
@@ -43,7 +44,11 @@ class FeatureWeights:
         return self.W_enc.shape[0]
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """The dictionary in one line: its size, its site and its activation function."""
-        place = str(self.reads) if self.reads == self.writes else f"{self.reads} to {self.writes}"
-        return f"{len(self)} features of width {self.width} at {place}, {type(self.activation).__name__}"
+        sizes = {"n": len(self), "width": self.width, "reads": str(self.reads), "kind": type(self.activation).__name__}
+        if self.reads == self.writes:
+            return Message("{n:,} features of width {width} at {reads}, {kind}", **sizes)
+        return Message(
+            "{n:,} features of width {width} from {reads} to {writes}, {kind}", **sizes, writes=str(self.writes)
+        )

@@ -15,6 +15,7 @@ from rheoscope.flow.readout.analysis import attribution, likeliest_tokens
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import display_token
+from rheoscope.running.features import Features
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import resolve_positions
@@ -99,18 +100,20 @@ def nonzero_values(values: Float[Tensor, " r"], tolerance: float = RANK_TOLERANC
     return values[values > tolerance * values.max()].tolist()
 
 
-def score_components_json(entry: "TextEntry", layer: int, head: int, query: int, key: int) -> dict[str, Any]:
-    """The largest contributions of pairs of components (query side, key side) to a score."""
-    dataset = score_attribution(entry.trace, layer, head, query, key)
+def score_components_json(
+    entry: "TextEntry", layer: int, head: int, query: int, key: int, features: Features | None = None
+) -> dict[str, Any]:
+    """The largest contributions of pairs of components or features (query side, key side) to a score."""
+    dataset = score_attribution(entry.trace, layer, head, query, key, features)
     contributions = dataset.contribution.values
     order = np.argsort(-np.abs(contributions), axis=None)
-    component_names = [str(name) for name in dataset["from"].values]
+    query_names, key_names = ([str(name) for name in dataset[side].values] for side in ("from", "to"))
     pairs = [divmod(int(flat_index), contributions.shape[1]) for flat_index in order[:N_PAIRS]]
     largest = [
         {
-            "name": f"{component_names[a]} → {component_names[b]}",
-            "from": component_names[a],
-            "to": component_names[b],
+            "name": f"{query_names[a]} → {key_names[b]}",
+            "from": query_names[a],
+            "to": key_names[b],
             "contribution": float(contributions[a, b]),
         }
         for a, b in pairs

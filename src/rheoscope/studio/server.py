@@ -387,7 +387,10 @@ async def get_attribution(studio: StudioState, trace: str, body: QueryKeyBody) -
     entry = await studio.get_entry(trace)
     return json_response(
         await studio.run_quick(
-            entry, lambda: detail_queries.score_components_json(entry, body.layer, body.head, body.query, body.key)
+            entry,
+            lambda: detail_queries.score_components_json(
+                entry, body.layer, body.head, body.query, body.key, studio.session.features_of(entry, body.layer)
+            ),
         )
     )
 

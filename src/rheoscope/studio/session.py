@@ -25,6 +25,8 @@ from rheoscope.report.input_text import check_target
 from rheoscope.report.report_plans import REPORTS, analysis_blocks
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.story import STORY_LINES, lines_of
+from rheoscope.running.feature_components import is_described
+from rheoscope.running.features import Features
 from rheoscope.running.lost_text import lost_text_message
 from rheoscope.running.pair_sides import sides_for
 from rheoscope.running.runner import RunnableModel
@@ -160,9 +162,10 @@ class Session:
         first_model: str = DEFAULT_NAME,
         device: str | None = None,
         dtype: str | None = None,
+        features: Features | None = None,
     ) -> None:
         self.load, self.sources, self.limits, self.first_model = load, sources, limits, first_model
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.features = device, dtype, features
         self.queue = JobQueue(limits.max_jobs)
         self.cache = ByteCache(limits.max_cache_bytes)
         self.models: dict[str, OpenedModel] = {}
@@ -377,9 +380,21 @@ class Session:
         analysis = analysis_by_name(name)
         parsed = parse_settings(analysis, typed_settings, entry.model)
         try:
-            return report_request(name, **parsed).settings_for(entry.results)[""]
+            settings = report_request(name, **parsed).settings_for(entry.results)[""]
         except RheoscopeError:
-            return parsed
+            settings = parsed
+        features = self.features_of(entry, settings.get("layer")) if "features" in analysis.settings else None
+        return settings if features is None else {**settings, "features": features}
+
+    def features_of(self, entry: TextEntry, layer: int | None = None) -> Features | None:
+        """The dictionary of this server if it belongs to the model of a text and describes the input of a layer (default: any layer)."""
+        trace, opened_model = entry.trace, entry.opened_model
+        is_first_model = opened_model.source == self.first_model and not opened_model.untrained
+        has_layer = layer is None or -trace.view.layers <= layer < trace.view.layers
+        if self.features is None or not is_first_model or not has_layer:
+            return None
+        step = len(trace.steps) - 1 if layer is None else trace.input_steps[layer]
+        return self.features if is_described(trace, self.features, step) else None
 
     def _run_analysis(self, entry: TextEntry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
         try:

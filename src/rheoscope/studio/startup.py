@@ -15,6 +15,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.opening import DEFAULT_NAME, load
 from rheoscope.report.idle_cores import share_cores
+from rheoscope.report.parse_options import read_features
 from rheoscope.report.studio_link import DEFAULT_PORT
 from rheoscope.running.weight_files import parse_device, parse_dtype, probe_bfloat16_matmul
 from rheoscope.shapes import RheoscopeError
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 class StudioOptions:
     """The first model of a studio, how models are loaded, and what else it may open.
 
-    Models below `roots` may be opened from the page. `corpus_folder` is a corpus run to show, `runs_folder` a training run or a
-    folder of them, whose models may be opened too.
+    `features` is a sparse dictionary of the first model. Models below `roots` may be opened from the page. `corpus_folder` is a corpus
+    run to show, `runs_folder` a training run or a folder of them, whose models may be opened too.
     """
 
     model: str | None = None
@@ -44,6 +45,7 @@ class StudioOptions:
     roots: Sequence[Path] = ()
     corpus_folder: Path | None = None
     runs_folder: Path | None = None
+    features: str | None = None
 
 
 DEFAULT_OPTIONS = StudioOptions()
@@ -70,9 +72,8 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     sys.setswitchinterval(SWITCH_SECONDS)
     session = start_session(options)
     runs = None if options.runs_folder is None else TrainingRuns(options.runs_folder)
-    app = create_app(
-        session, AccessRules(host, token), PAGE_FOLDER, load_example(PAGE_FOLDER / EXAMPLE_FOLDER), corpus_run, runs
-    )
+    example = load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if options.features is None else None  # it has no features
+    app = create_app(session, AccessRules(host, token), PAGE_FOLDER, example, corpus_run, runs)
     first_view = "corpus" if corpus_run is not None else "learning" if runs is not None else ""
     hash_of_view = f"#view={first_view}" if first_view else ""
     page_url = page_address(reachable_host(host), listener.getsockname()[1], token) + hash_of_view
@@ -121,7 +122,8 @@ def start_session(options: StudioOptions, limits: Limits | None = None) -> Sessi
     named_models = () if options.model is None else (options.model,)
     run_roots = () if options.runs_folder is None else TrainingRuns(options.runs_folder).model_roots()
     sources = ModelSources(named_models, (*options.roots, *run_roots), default_history_file())
-    session = Session(load, sources, limits or Limits(), first_model, options.device, options.dtype)
+    features = None if options.features is None else read_features(options.features)
+    session = Session(load, sources, limits or Limits(), first_model, options.device, options.dtype, features)
     session.open_model(first_model)
     return session
 
