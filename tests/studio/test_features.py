@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rheoscope.shapes import RheoscopeError
+from rheoscope.studio.features import features_of
 from rheoscope.studio.startup import StudioOptions, start_session
 from rheoscope.studio.wire import unpack_envelope
 from tests.covers.dictionaries import random_features
@@ -29,9 +30,9 @@ def test_scores_are_sums_over_features_after_their_site() -> None:
         assert "features.error" in scores(client, trace, 1)
         assert "features.error" not in scores(client, trace, 0)
         entry = session.get_entry(trace)
-        assert session.features_of(entry, 99) is None
+        assert features_of(session, entry, 99) is None
         session.features = random_features(8, "L0.resid_post", 24)
-        assert session.features_of(entry) is None
+        assert features_of(session, entry) is None
 
 
 def test_analyses_use_the_dictionary() -> None:

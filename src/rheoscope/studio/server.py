@@ -33,6 +33,7 @@ from rheoscope.studio import (
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
+from rheoscope.studio.features import features_of
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.page_files import PageFiles
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
@@ -389,7 +390,7 @@ async def get_attribution(studio: StudioState, trace: str, body: QueryKeyBody) -
         await studio.run_quick(
             entry,
             lambda: detail_queries.score_components_json(
-                entry, body.layer, body.head, body.query, body.key, studio.session.features_of(entry, body.layer)
+                entry, body.layer, body.head, body.query, body.key, features_of(studio.session, entry, body.layer)
             ),
         )
     )

@@ -25,7 +25,6 @@ from rheoscope.report.input_text import check_target
 from rheoscope.report.report_plans import REPORTS, analysis_blocks
 from rheoscope.report.report_settings import report_request
 from rheoscope.report.story import STORY_LINES, lines_of
-from rheoscope.running.feature_components import is_described
 from rheoscope.running.features import Features
 from rheoscope.running.lost_text import lost_text_message
 from rheoscope.running.pair_sides import sides_for
@@ -42,6 +41,7 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX, make_model_id, make_t
 from rheoscope.studio.edit_cost import EditCost, edit_cost
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
+from rheoscope.studio.features import settings_with_features
 from rheoscope.studio.jobs import Job, JobQueue, MissingError
 from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.projected_points import Axes, parse_axes
@@ -383,18 +383,7 @@ class Session:
             settings = report_request(name, **parsed).settings_for(entry.results)[""]
         except RheoscopeError:
             settings = parsed
-        features = self.features_of(entry, settings.get("layer")) if "features" in analysis.settings else None
-        return settings if features is None else {**settings, "features": features}
-
-    def features_of(self, entry: TextEntry, layer: int | None = None) -> Features | None:
-        """The dictionary of this server if it belongs to the model of a text and describes the input of a layer (default: any layer)."""
-        trace, opened_model = entry.trace, entry.opened_model
-        is_first_model = opened_model.source == self.first_model and not opened_model.untrained
-        has_layer = layer is None or -trace.view.layers <= layer < trace.view.layers
-        if self.features is None or not is_first_model or not has_layer:
-            return None
-        step = len(trace.steps) - 1 if layer is None else trace.input_steps[layer]
-        return self.features if is_described(trace, self.features, step) else None
+        return settings_with_features(self, entry, analysis, settings)
 
     def _run_analysis(self, entry: TextEntry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
         try:
