@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from rheoscope.catalogue import analysis_by_name
 from rheoscope.running.feature_components import is_described
 from rheoscope.running.features import Features
-from rheoscope.space.analysis import Analysis
 from rheoscope.space.report_run import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ def features_of(session: "Session", entry: "TextEntry", layer: int | None = None
     return session.features if is_described(trace, session.features, step) else None
 
 
-def settings_with_features(session: "Session", entry: "TextEntry", analysis: Analysis, settings: Settings) -> Settings:
+def settings_with_features(session: "Session", entry: "TextEntry", name: str, settings: Settings) -> Settings:
     """The settings of an analysis, with the dictionary of the server if the analysis takes one and it applies."""
-    features = features_of(session, entry, settings.get("layer")) if "features" in analysis.settings else None
+    features = (
+        features_of(session, entry, settings.get("layer")) if "features" in analysis_by_name(name).settings else None
+    )
     return settings if features is None else {**settings, "features": features}

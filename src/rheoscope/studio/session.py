@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
@@ -377,13 +378,10 @@ class Session:
 
     def _resolve_settings(self, entry: TextEntry, name: str, typed_settings: Mapping[str, str]) -> Settings:
         """The settings of the report, overridden by the query. Without the results that these depend on, only the query."""
-        analysis = analysis_by_name(name)
-        parsed = parse_settings(analysis, typed_settings, entry.model)
-        try:
-            settings = report_request(name, **parsed).settings_for(entry.results)[""]
-        except RheoscopeError:
-            settings = parsed
-        return settings_with_features(self, entry, analysis, settings)
+        settings: Settings = parse_settings(analysis_by_name(name), typed_settings, entry.model)
+        with suppress(RheoscopeError):
+            settings = report_request(name, **settings).settings_for(entry.results)[""]
+        return settings_with_features(self, entry, name, settings)
 
     def _run_analysis(self, entry: TextEntry, name: str, settings: Settings, job: Job) -> "xarray.Dataset":
         try:
