@@ -118,6 +118,8 @@ class NetworkRecorder(TorchDispatchMode):
         steps = [step for step, *_ in self.softmaxes]
         runs = []
         for _, open_calls, scores, weights in self.softmaxes:
+            if members.isdisjoint(x.module for x in open_calls):  # over a vocabulary of patches
+                continue
             call = next(
                 x for x in open_calls if x.module in members and sum(x.first <= step <= x.last for step in steps) == 1
             )

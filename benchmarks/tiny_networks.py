@@ -73,14 +73,29 @@ HALF_IMAGE_POSITIONS = {
 WINDOWS_OF_PATCHES = {"window_size": 48, "fullatt_block_indexes": [1]}
 """Windows of three merged patches, the last of which are smaller, then a layer without windows."""
 SLIDING_THEN_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
+SLIDING_LAYERS = {"num_hidden_layers": 3, "layer_types": SLIDING_THEN_FULL,
+                  "rope_parameters": {x: {"rope_type": "default", "rope_theta": 100.0} for x in SLIDING_THEN_FULL}}  # fmt: skip
+DIFFUSION_GEMMA = {"num_experts": N_EXPERTS, "top_k_experts": N_ACTIVE_EXPERTS, "moe_intermediate_size": 32}
+DEEPSEEK_OCR = {
+    "num_experts_per_tok": N_ACTIVE_EXPERTS,
+    "num_key_value_heads": N_HEADS,
+    "mlp_layer_types": ["dense", "sparse"],
+}
+HUNYUAN_VL = {
+    "head_dim": HEAD_WIDTH,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 2, 2]},
+}
+ERNIE_VL = {
+    "moe_intermediate_size": [32, 16],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [3, 3, 2]},
+}
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_experts": 16, "n_group": 4, "topk_group": 2},
     "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 3},
     "blt": {"encoder_hash_byte_group_vocab": VOCABULARY},
     "codegen": {"rotary_dim": 8},
-    "cohere_compass_text": {"num_hidden_layers": 3, "layer_types": SLIDING_THEN_FULL,
-                            "rope_parameters": {x: {"rope_type": "default", "rope_theta": 100.0} for x in SLIDING_THEN_FULL}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 100.0}, "max_seq_len": CONTEXT},
+    "cohere_compass_text": SLIDING_LAYERS,
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 100.0, "clip_qkv": 100.0}, "max_seq_len": CONTEXT},
     "deepseek_v2": {"num_experts_per_tok": N_ACTIVE_EXPERTS, "n_routed_experts": N_EXPERTS},
     "dots1": {"num_experts_per_tok": N_ACTIVE_EXPERTS, "n_routed_experts": N_EXPERTS, "n_shared_experts": 1},
     "esm": {"pad_token_id": 0, "vocab_size": VOCABULARY, "mask_token_id": 3, "position_embedding_type": "rotary", "token_dropout": False},
@@ -116,6 +131,37 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 5, "layers_block_type": [*["linear_attention", "hybrid"] * 2, "linear_attention"]},
     "step3p5": {"sliding_window": WINDOW},
     "zaya": {"num_experts_per_tok": 1},
+    "cohere_compass": {"text_config": SLIDING_LAYERS},
+    "deepseek_ocr2_text": DEEPSEEK_OCR,
+    "deepseek_ocr2": {"text_config": DEEPSEEK_OCR},
+    "diffusion_gemma_text": DIFFUSION_GEMMA,
+    "diffusion_gemma": {"text_config": DIFFUSION_GEMMA},
+    "ernie4_5_vl_moe_text": ERNIE_VL,
+    "ernie4_5_vl_moe": {"text_config": ERNIE_VL},
+    "glm4v_moe": {"text_config": HALF_IMAGE_POSITIONS},
+    "glm4v_moe_text": HALF_IMAGE_POSITIONS,
+    "glm5_next_text": {"qk_rope_head_dim": 0},
+    "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+    "hunyuan_vl_text": HUNYUAN_VL,
+    "hunyuan_vl": {"text_config": HUNYUAN_VL},
+    "cosmos3_edge_text": IMAGE_POSITIONS,
+    "cosmos3_edge": {"text_config": IMAGE_POSITIONS},
+    "unlimited_ocr_text": {"num_key_value_heads": N_HEADS},
+    "unlimited_ocr": {"text_config": {"num_key_value_heads": N_HEADS}},
+    "step3p7": {"text_config": {"sliding_window": WINDOW}},
+    "colqwen2": {"vlm_config": {"text_config": IMAGE_POSITIONS}},
+    "qwen2_5_omni_talker": {**IMAGE_POSITIONS, "embedding_size": WIDTH},
+    "lilt": {"hidden_size": 96},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
+    "clvp_encoder": {"num_attention_heads": 2, "projection_dim": WIDTH},
+    "chameleon": {"vocabulary_map": {"<image>": 100}},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "pixtral": {"image_size": 40},
+    "ovis2_vision": {"image_size": 40},
+    "step3p5_vision": {"image_size": 40},
+    "internvl_vision": {"image_size": [32, 32], "patch_size": [8, 8]},
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"), IMAGE_POSITIONS),
     **{x: {"text_config": IMAGE_POSITIONS} for x in ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "paddleocr_vl")},
     **dict.fromkeys(("glm4v_text", "glm_ocr_text", "glm_image_text"), HALF_IMAGE_POSITIONS),

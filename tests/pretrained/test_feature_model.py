@@ -26,10 +26,15 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**SIZES)),
     "dinov2_with_registers": lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**SIZES)),
     "dinov3": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**NARROW, num_register_tokens=4)),
+    "internvl": lambda: hf.InternVLVisionModel(
+        hf.InternVLVisionConfig(**NARROW | {"image_size": [32, 32], "patch_size": [8, 8]})
+    ),
+    "mlcd": lambda: hf.MLCDVisionModel(hf.MLCDVisionConfig(**NARROW)),
+    "pixtral": lambda: hf.PixtralVisionModel(hf.PixtralVisionConfig(**NARROW | {"intermediate_size": 16})),
     "siglip": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**NARROW)),
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**NARROW)),
 }
-SPECIAL = {"deit": 2, "dinov2_with_registers": 5, "dinov3": 5, "siglip": 0}
+SPECIAL = {"deit": 2, "dinov2_with_registers": 5, "dinov3": 5, "pixtral": 0, "siglip": 0}
 """The number of special tokens, where it is not 1."""
 
 
@@ -108,6 +113,24 @@ def test_patches_rotate_by_their_places() -> None:
     assert gap(position.rotation_matrix(-3, 8, axes), rotation(5) @ rotation(8).mT) < 1e-6
     with pytest.raises(RheoscopeError, match="images of one size"):
         loaded("dinov3").trace(pixels(size=(24, 40)))
+
+
+def test_a_class_token_may_be_rotated_by_angles_of_its_own() -> None:
+    """MLCD: the first patch is not rotated."""
+    position = loaded("mlcd").view.layer_heads[0].mechanism.position
+    x = torch.ones(1, 1, 2, 8, dtype=torch.float64)
+    rotated = position.encode(x, torch.tensor([0, 1]))[0, 0]
+    assert gap(rotated[1], x[0, 0, 1]) == 0
+    assert gap(rotated[0], x[0, 0, 0]) > 0.1
+
+
+def test_a_factor_of_every_coordinate_outside_of_modules_is_part_of_the_layer() -> None:
+    """InternVL: LayerScale is a product in the block. An edit of a point passes it, and the feed-forward part includes it."""
+    model, shift = loaded("internvl"), torch.linspace(-1, 1, 32, dtype=torch.float64)
+    trace = model.trace(pixels())
+    edited = model.trace(pixels(), hooks={"L0.resid_mid": lambda x: x + shift})
+    assert gap(edited.points[1], trace.points[1] + shift) < 1e-6
+    assert gap(trace.points[1] + trace.view.mlps[0](trace.points[1]), trace.points[2]) < 1e-6
 
 
 def test_a_trace_is_traced_again_from_its_pixels(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,7 +35,8 @@ class Tap:
 
     `is_displacement`: the tensor is a displacement from the step before. Without a `writer`, nothing reads their sum (the attention of a
     parallel block).
-    `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`.
+    `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`. The factor is one
+    number, or one for every coordinate.
     `turn`: where the modules run `n_turns` times in one forward pass (ALBERT), the turn at which they hold the point.
     `scale`: the tensor is this multiple of the point (MiniMax multiplies its stream before a norm).
     `is_shared`: other operations read the tensor too, so that nothing can take its place (Gemma 3n mixes several streams).
@@ -46,7 +47,7 @@ class Tap:
     side: Literal["in", "out"]
     is_displacement: bool = False
     writer: nn.Module | None = None
-    writer_scale: float = 1.0
+    writer_scale: float | Tensor = field(default=1.0, compare=False)
     turn: int = 0
     n_turns: int = 1
     scale: float = 1.0
@@ -430,7 +431,7 @@ def _sum_hooks(previous_tap: Tap, tap: Tap, hook: Hook) -> list[ModuleHook]:
     return [observe_tap(previous_tap, inputs.append), on_turn(change_summand, tap.turn, tap.n_turns)]
 
 
-def _hook_sum(inputs: list[Tensor], writer_scale: float, hook: Hook, out: Any) -> Any:
+def _hook_sum(inputs: list[Tensor], writer_scale: float | Tensor, hook: Hook, out: Any) -> Any:
     x, written = inputs.pop(), writer_scale * _first_output(out)
     point_sum = x + written
     version_before = _tensor_version(point_sum)

@@ -12,6 +12,8 @@ from rheoscope.pretrained.finder.tape import Tape, Value, replay
 from rheoscope.shapes import RheoscopeError
 
 NEAR = 1e-9
+UNROTATED_TOKENS = 2
+"""One of the first two tokens is not rotated: the first, or the patch after a special token that is rotated by learned angles (MLCD)."""
 """Numbers of a replay in float64 that differ by less are equal."""
 Coordinates = tuple[int, ...]
 """The shape of what a tensor holds for one token."""
@@ -19,7 +21,7 @@ Coordinates = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class CoordinateMap:
-    """target[c] = source[index[c]] * gain[c] + bias[c] at the first token, for coordinates in the order of their tensors.
+    """target[c] = source[index[c]] * gain[c] + bias[c] at a token that is not rotated, for coordinates in the order of their tensors.
 
     `is_filled` marks the coordinates that come from this source. `shape` is the shape of the target without the tokens.
     """
@@ -69,7 +71,7 @@ def filled_with(tape: Tape, value: Value, number: float) -> Tensor:
 def coordinate_map(
     tape: Tape, source: Value, target: Value, constants: dict[Value, Tensor] | None = None
 ) -> CoordinateMap:
-    """The map of the coordinates of a tensor, read at the first token, where rotations are the identity.
+    """The map of the coordinates of a tensor, read at a token where rotations are the identity.
 
     The source is replaced by zeros, by ones and by its own indices, and other tensors by `constants`. Layers that run the same
     operations share the map.
@@ -108,16 +110,18 @@ def _coordinate_map(tape: Tape, source: Value, target: Value, constants: dict[Va
     n_coordinates = tape.template(source).numel() // tape.n_tokens
     constants = _positions_from_zero(tape, source, target) | constants
 
-    def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, " t"]:
+    def arrives(numbers: Float[Tensor, " c"]) -> Float[Tensor, "m t"]:
         rows = from_token_rows(tape, numbers.expand(tape.n_tokens, -1), source)
-        return token_rows(tape, replay(tape, [target], {**constants, source: rows})[0])[0]
+        return token_rows(tape, replay(tape, [target], {**constants, source: rows})[0])[:UNROTATED_TOKENS]
 
     device = tape.template(source).device
-    bias = arrives(torch.zeros(n_coordinates, dtype=torch.float64, device=device))
-    gain = arrives(torch.ones(n_coordinates, dtype=torch.float64, device=device)) - bias
-    dyed = arrives(torch.arange(1, n_coordinates + 1, dtype=torch.float64, device=device)) - bias
-    is_filled = gain.abs() > NEAR
-    position = torch.where(is_filled, dyed / torch.where(is_filled, gain, 1.0), 1.0) - 1
-    if float((position - position.round()).abs().max()) > 1e-6 * n_coordinates:
-        raise RheoscopeError(Message("the coordinates of a tensor are mixed on their way to the heads"))
-    return CoordinateMap(position.round().long(), gain, bias, is_filled, coordinate_shape(tape, target))
+    zeros = torch.zeros(n_coordinates, dtype=torch.float64, device=device)
+    biases = arrives(zeros)
+    gains = arrives(zeros + 1) - biases
+    dyed = arrives(torch.arange(1, n_coordinates + 1, dtype=torch.float64, device=device)) - biases
+    for bias, gain, arrived in zip(biases, gains, dyed, strict=True):
+        is_filled = gain.abs() > NEAR
+        position = torch.where(is_filled, arrived / torch.where(is_filled, gain, 1.0), 1.0) - 1
+        if float((position - position.round()).abs().max()) <= 1e-6 * n_coordinates:
+            return CoordinateMap(position.round().long(), gain, bias, is_filled, coordinate_shape(tape, target))
+    raise RheoscopeError(Message("the coordinates of a tensor are mixed on their way to the heads"))

@@ -42,6 +42,7 @@ from rheoscope.pretrained.finder.patch_order import check_patch_order
 from rheoscope.pretrained.finder.plain_products import plain_products
 from rheoscope.pretrained.finder.positions import read_position
 from rheoscope.pretrained.finder.projections import Projection, match_projection
+from rheoscope.pretrained.finder.rotation import PlacesError
 from rheoscope.pretrained.finder.segments import one_segment, within_segments
 from rheoscope.pretrained.finder.softmax_calls import (
     SoftmaxCall,
@@ -83,7 +84,13 @@ def describe(network: Any, file: TapeFile | None = None) -> ModelDescription:
     """The description of a network from one recorded forward pass, or from one that a file has stored."""
     refuse_hidden_patches(network)
     refuse_other_mask(network)
-    return describe_tape(network, file, record_forward, describe_stream, lambda x: len(x.layer_heads))
+    describe_with = partial(
+        describe_tape, network, file, describe=describe_stream, n_layers=lambda x: len(x.layer_heads)
+    )
+    try:
+        return describe_with(record=record_forward)
+    except PlacesError:
+        return describe_with(record=record_own_size)
 
 
 def describe_stream(network: Any, tape: Tape) -> ModelDescription:
@@ -200,15 +207,25 @@ def record_forward(network: Any) -> Tape:
 def record_features(network: Any) -> Tape:
     """A tape of the network on random features, if possible of a number of tokens that is no size of the network."""
     sizes, tapes = network_sizes(network), list[Tape]()
-    for inputs in feature_inputs(network):
-        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape, one_segment(network):
-            network(**inputs)
-        shapes = [tape.template(tape.operations[i].results[0]).shape[-2:] for i in softmax_indices(tape)]
-        tape.n_tokens, tape.has_own_size = next((n for n, n_keys in shapes if n == n_keys), 0), not tapes
+    for tape in _feature_tapes(network):
         if tape.n_tokens not in sizes:
             return tape
         tapes.append(tape)
     return tapes[0]
+
+
+def _feature_tapes(network: Any) -> Iterator[Tape]:
+    for index, inputs in enumerate(feature_inputs(network)):
+        with visible_softmax(network), plain_products(network), record_tape(network, 0) as tape, one_segment(network):
+            network(**inputs)
+        shapes = [tape.template(tape.operations[i].results[0]).shape[-2:] for i in softmax_indices(tape)]
+        tape.n_tokens, tape.has_own_size = next((n for n, n_keys in shapes if n == n_keys), 0), index == 0
+        yield tape
+
+
+def record_own_size(network: Any) -> Tape:
+    """The tape of random features of the network's own size."""
+    return next(_feature_tapes(network))
 
 
 def square_softmaxes(tape: Tape) -> list[int]:

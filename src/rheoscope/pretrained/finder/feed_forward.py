@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Layer
 from rheoscope.pretrained.finder.projections import same_numbers
-from rheoscope.pretrained.finder.stream import BlockStream, StreamReader
+from rheoscope.pretrained.finder.stream import BlockStream, StreamReader, without_layer_scale
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value
 from rheoscope.shapes import RheoscopeError
 
@@ -18,17 +18,28 @@ from rheoscope.shapes import RheoscopeError
 def feed_forward(tape: Tape, layer: Layer, stream: BlockStream) -> Callable[[Tensor], Tensor]:
     """The displacement by the feed-forward part of a layer. It raises if no chain of modules computes it."""
     start = layer.block.points if stream.is_parallel else stream.before_mlp
-    chain = None
-    if not layer.opaque_calls and stream.mlp.update is not None:
-        end = stream.mlp.update
+    chain, factor, update = None, 1.0, stream.mlp.update
+    if not layer.opaque_calls and update is not None:
         key = "feed-forward", layer.block.softmax
-        chain = tape.share(key, lambda: module_chain(tape, StreamReader(tape, layer.block).calls, start, end))
+        chain, factor = tape.share(key, lambda: _scaled_chain(tape, layer, start, update, stream.mlp.factor))
     if chain is None:
         module = type(layer.block.call.module).__name__
         return partial(
             _refuse, RheoscopeError(Message("the feed-forward part of {module} is no chain of modules", module=module))
         )
-    return partial(apply_modules, tuple(tape.own(call.module) for call in chain), stream.mlp.factor)
+    return partial(apply_modules, tuple(tape.own(call.module) for call in chain), factor)
+
+
+def _scaled_chain(
+    tape: Tape, layer: Layer, start: Value, update: Value, factor: float
+) -> tuple[list[ModuleCall] | None, float | Tensor]:
+    """The modules that lead to an update, and its factor."""
+    calls = StreamReader(tape, layer.block).calls
+    for end, end_factor in ((update, factor), without_layer_scale(tape, update, factor)):
+        chain = module_chain(tape, calls, start, end)
+        if chain is not None:
+            return chain, end_factor
+    return None, factor
 
 
 def module_chain(tape: Tape, calls: list[ModuleCall], start: Value, end: Value) -> list[ModuleCall] | None:
@@ -57,13 +68,14 @@ def _needs_one_argument(module: nn.Module) -> bool:
     return sum(x.default is Parameter.empty and x.kind not in kinds for x in parameters) <= 1
 
 
-def apply_modules(modules: tuple[nn.Module, ...], factor: float, x: Tensor) -> Tensor:
+def apply_modules(modules: tuple[nn.Module, ...], factor: float | Tensor, x: Tensor) -> Tensor:
     """The modules one after the other. Experts read only batches."""
     y = x[None] if x.ndim == 2 else x
     for module in modules:
         out = module(y)
         y = out if isinstance(out, Tensor) else out[0]
-    return y.reshape(*x.shape[:-1], -1) if factor == 1 else y.reshape(*x.shape[:-1], -1) * factor
+    y = y.reshape(*x.shape[:-1], -1)
+    return y if isinstance(factor, float) and factor == 1 else y * factor
 
 
 def _refuse(error: RheoscopeError, x: Tensor) -> NoReturn:

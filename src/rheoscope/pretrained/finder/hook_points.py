@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Block, Layer
 from rheoscope.pretrained.finder.mixed_streams import mixed_embed_tap, mixed_end_tap
 from rheoscope.pretrained.finder.projections import same_numbers
-from rheoscope.pretrained.finder.stream import BlockStream, HalfLayer, StreamReader
+from rheoscope.pretrained.finder.stream import BlockStream, HalfLayer, StreamReader, without_layer_scale
 from rheoscope.pretrained.finder.tape import ModuleCall, Tape
 from rheoscope.running.stream import Tap
 from rheoscope.shapes import RheoscopeError
@@ -43,7 +43,7 @@ def layer_taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tup
 def _taps(tape: Tape, index: int, layer: Layer, stream: BlockStream) -> tuple[Tap, ...]:
     exit_norm = layer.block.exit_norm
     if layer.reader is not None:
-        writer = _writer(tape, StreamReader(tape, layer.block).calls, stream.attention).module
+        writer, _ = _writer(tape, StreamReader(tape, layer.block).calls, stream.attention)
         middle = Tap(Step(index, "resid_mid"), writer, "out", is_displacement=True, writer=writer)
         return middle, mixed_end_tap(tape, index, layer.reader)
     post = Tap(Step(index, "resid_post"), layer.last_module if exit_norm is None else exit_norm.module, "out")
@@ -66,9 +66,10 @@ def _post_norm_taps(index: int, half: HalfLayer, sum_name: str, result_name: str
 
 
 def _displacement_tap(tape: Tape, index: int, calls: list[ModuleCall], half: HalfLayer) -> Tap:
-    if half.factor != 1:
+    writer, factor = _writer(tape, calls, half)
+    if isinstance(factor, Tensor) or factor != 1:
         raise RheoscopeError(Message("no module returns what attention adds to the stream"))
-    return Tap(Step(index, "resid_mid"), _writer(tape, calls, half).module, "out", is_displacement=True)
+    return Tap(Step(index, "resid_mid"), writer, "out", is_displacement=True)
 
 
 def _sum_tap(tape: Tape, step: Step, calls: list[ModuleCall], half: HalfLayer) -> Tap:
@@ -77,14 +78,18 @@ def _sum_tap(tape: Tape, step: Step, calls: list[ModuleCall], half: HalfLayer) -
     reader = next((x for x in in_order if x.inputs and same_numbers(tape, x.inputs[0], half.result)), None)
     if reader is None:
         raise RheoscopeError(Message("no module reads the points after attention"))
-    return Tap(step, reader.module, "in", writer=_writer(tape, calls, half).module, writer_scale=half.factor)
+    writer, factor = _writer(tape, calls, half)
+    return Tap(step, reader.module, "in", writer=writer, writer_scale=factor)
 
 
-def _writer(tape: Tape, calls: list[ModuleCall], half: HalfLayer) -> ModuleCall:
-    writer = next((x for x in calls if x.outputs and same_numbers(tape, x.outputs[0], half.update)), None)
-    if writer is None:
-        raise RheoscopeError(Message("no module returns what attention adds to the stream"))
-    return writer
+def _writer(tape: Tape, calls: list[ModuleCall], half: HalfLayer) -> tuple[nn.Module, float | Tensor]:
+    """The module that returns what attention adds to the stream, up to a factor."""
+    assert half.update is not None
+    for update, factor in ((half.update, half.factor), without_layer_scale(tape, half.update, half.factor)):
+        writer = next((x for x in calls if x.outputs and same_numbers(tape, x.outputs[0], update)), None)
+        if writer is not None:
+            return writer.module, factor
+    raise RheoscopeError(Message("no module returns what attention adds to the stream"))
 
 
 def attention_module(tape: Tape, block: Block) -> nn.Module:

@@ -26,6 +26,10 @@ Arrival = tuple[Value, CoordinateMap]
 """A tensor, and where its coordinates arrive in the rows of the heads."""
 
 
+class PlacesError(RheoscopeError):
+    """Rotations follow the places of patches, which only an image of the network's own size shows."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class RotaryTables:
     """x ↦ x C(p) + x[partner] S(p): every coordinate c of a head is mixed with one other by numbers that depend on position p."""
@@ -305,5 +309,5 @@ def _position_source(
     if not first and tape.has_own_size:
         return None
     if not first:
-        raise RheoscopeError(Message("queries and keys depend on their place, but on no positions"))
+        raise PlacesError(Message("queries and keys depend on their place, but on no positions"))
     return PositionSource(tape, None, first)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import Tensor
+
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.blocks import Block, is_cloud
 from rheoscope.pretrained.finder.tape import ModuleCall, Operand, Tape, Value
@@ -106,6 +108,21 @@ class StreamReader:
             is_number = self.tape.template(argument.value).numel() == 1 and argument.value not in self.tape.producer
             return float(self.tape.tensors[argument.value]) if is_number else None
         return None
+
+
+def without_layer_scale(tape: Tape, update: Value, factor: float) -> tuple[Value, float | Tensor]:
+    """The tensor of which an update is a multiple, and the factor: one number, or one for every coordinate (LayerScale of InternVL)."""
+    operation = tape.operation_of(update)
+    if operation is None or operation.name != "mul" or not all(isinstance(x, Operand) for x in operation.args[:2]):
+        return update, factor
+    values = [x.value for x in operation.args[:2]]
+    weights = [
+        x for x in values if x not in tape.producer and tape.template(x).numel() == tape.template(update).shape[-1]
+    ]
+    if len(weights) != 1:
+        return update, factor
+    (other,) = (x for x in values if x not in weights)
+    return other, factor * tape.tensors[weights[0]].detach().flatten()
 
 
 def read_stream(tape: Tape, block: Block, weights: set[Value], cross_weights: set[Value] | None = None) -> BlockStream:
