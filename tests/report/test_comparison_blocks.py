@@ -63,6 +63,15 @@ def test_equal_models_are_said_to_be_equal() -> None:
     assert "never differ" in text_of_lines
 
 
+def test_the_tokens_of_a_single_text_have_the_step_at_which_they_diverge() -> None:
+    result = rs.compare(model("gpt2"), changed("gpt2", 1, 2, "W_V", dtype=torch.float32), TEXTS[0], threshold=1e-4)
+    rows = next(block for block in comparison_blocks(result) if block.heading.startswith("Tokens")).rows
+    assert rows[0][0].text.endswith(f"at {int(result.token_kl.values.argmax())}")
+    assert {row[1].text for row in rows} == {"L1 attn"}
+    never = table("same", "Tokens").rows
+    assert {row[1].text for row in never} == {"never"}
+
+
 def test_models_of_other_shapes_say_what_is_not_compared() -> None:
     text_of_lines = sentences("shapes")
     assert "Not everything is compared" in text_of_lines

@@ -3,7 +3,7 @@
 import pytest
 
 import rheoscope as rs
-from rheoscope.studio import edit_cost as module
+from rheoscope.model_comparison import prediction_changes as module
 from rheoscope.studio.edit_cost import edit_cost
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit

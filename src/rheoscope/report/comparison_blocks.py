@@ -14,8 +14,8 @@ from rheoscope.report.draw_result import picture_of
 if TYPE_CHECKING:
     import xarray
 
-MAX_HEADS, MAX_TEXTS = 10, 5
-"""The number of heads and of texts in a table. Files and --json have all of them."""
+MAX_HEADS, MAX_TOKENS, MAX_TEXTS = 10, 8, 5
+"""The number of heads, tokens and texts in a table. Files and --json have all of them."""
 EQUAL_WEIGHTS = 1e-6
 """Distances of operators below this are rounding errors of float32 weights."""
 HEAD_COLUMNS = {
@@ -39,6 +39,8 @@ def comparison_blocks(dataset: "xarray.Dataset", has_picture: bool = True) -> li
         blocks.append(head_table(dataset))
     if "divergence" in dataset:
         blocks.append(depth_table(dataset))
+    if "token_divergence" in dataset:
+        blocks.append(token_table(dataset))
     if "top_first" in dataset.coords:
         blocks.append(prediction_table(dataset))
     if "matched_layer" in dataset:
@@ -314,6 +316,32 @@ def depth_table(dataset: "xarray.Dataset") -> Table:
     rows = [row("embed", "", "embed", None)]
     rows += [row(f"L{i}", f"L{i}.resid_mid", f"L{i}.resid_post", i) for i in range(dataset.sizes["layer"])]
     return Table(Message("Where the flows diverge"), header, rows, small_caption=small_caption(dataset))
+
+
+def token_table(dataset: "xarray.Dataset") -> Table:
+    """The tokens whose predictions differ most, or else whose points do, with the step at which they diverge."""
+    last, has_kl = dataset.token_divergence.isel(step=-1), "token_kl" in dataset
+    definition = str(dataset.token_first_step.attrs["definition"])
+    header = [
+        Cell(Message("token")),
+        Cell(Message("diverges after"), definition),
+        Cell(Message("after the last layer"), str(dataset.token_divergence.attrs["definition"])),
+    ]
+    header += [Cell(Message("KL"), str(dataset.token_kl.attrs["definition"]))] if has_kl else []
+    names = [*step_names(dataset.step.values), Message("never")]  # the index of a token that never diverges is −1
+    order = np.argsort(-(dataset.token_kl if has_kl else last).values, kind="stable")[:MAX_TOKENS]
+    rows = []
+    for position in order.tolist():
+        token = display_token(str(dataset.token_text.values[position]))
+        numbers = [last[position], *([dataset.token_kl[position]] if has_kl else [])]
+        rows.append(
+            [
+                Cell(Message("{token} at {position}", token=token, position=position)),
+                Cell(names[int(dataset.token_first_step[position])]),
+                *(Cell(signed(float(number))) for number in numbers),
+            ]
+        )
+    return Table(Message("Tokens, the most different first"), header, rows, frozenset({0, 1}))
 
 
 def prediction_table(dataset: "xarray.Dataset") -> Table:
