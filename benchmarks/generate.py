@@ -2,21 +2,32 @@
 
     python benchmarks/generate.py             the default model's shape on the CPU, about five minutes
     python benchmarks/generate.py --quick     fewer tokens and rounds (--smallest: seconds, nothing is stored)
+    python benchmarks/generate.py --flow      only the cost and the memory of `rs.generate`, in results/generate_flow.json
+    python benchmarks/generate.py --flow MODEL_DIRECTORY …      the same with further models
 
 The models have width 256, depth 6, 4 heads and a vocabulary of 4096: about 6 million random weights. "like for like" has GPT-2's
 parts (learned positions, layer norm, biases, GELU, hidden width 1024). "default" is the default of `rheoscope train`. Decoding is
 greedy, with caches and the same number of new tokens. A training step is forward, backward and AdamW on 8 x 256 tokens in float32.
 A ratio is our time divided by the peer's, as the median of interleaved rounds: below 1, we are faster.
+
+The cost of the flow is the time of `rs.generate` divided by that of `stream`, or of a bare loop over a network of transformers. It
+is in seconds of processor time, so that other programs on the machine do not count. Its memory is the peak of 2,000 new tokens
+minus that of 1,000, per token, next to the size of the points and of both caches of keys and values.
 """
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from timing import interleaved, make_parser, ratio, store_rows
+from timing import interleaved, make_parser, peak_bytes, ratio, store_rows
 from torch.nn.functional import cross_entropy
 
+import rheoscope as rs
 from rheoscope.models.config import Config
-from rheoscope.models.generate import generate
+from rheoscope.models.generate import generate, stream
 from rheoscope.models.transformer import Transformer
 
 PEER = "Hugging Face GPT-2"
@@ -94,13 +105,97 @@ def make_step(model: torch.nn.Module, logits: Callable[..., torch.Tensor], ids: 
     return step
 
 
+def flow_cost(name: str, model: Any, tokens: int, rounds: int) -> dict[str, object]:
+    """The processor time of a generated token with and without its flow. Greedy, from a prompt of 16 tokens."""
+    prompt = torch.arange(5, 21)
+
+    def bare() -> list[int]:
+        if isinstance(model.network, Transformer):  # as `rheoscope generate` runs without --flow
+            return [int(token) for token in stream(model.network, prompt[None], tokens, temperature=0.0)]
+        network, ids = model.cached_network(len(prompt) + tokens), prompt[None]
+        out: list[int] = []
+        for _ in range(tokens):
+            out.append(int(network.read(ids).argmax()))
+            ids = torch.tensor([[out[-1]]])
+        return out
+
+    def with_flow() -> None:
+        for _ in rs.generate(model, prompt, tokens):
+            pass
+
+    tokens = len(list(rs.generate(model, prompt, tokens)))  # a model may end its text
+    seconds = interleaved({"bare": bare, "flow": with_flow}, rounds, warm=1, clock=time.process_time)
+    speed, noise = ratio(seconds, "flow", "bare")
+    middle = {method: 1000 * statistics.median(times) / tokens for method, times in seconds.items()}
+    row = {
+        "what": "flow",
+        "name": name,
+        "tokens": tokens,
+        "ms per token": middle["flow"],
+        "bare ms per token": middle["bare"],
+    }
+    print(
+        f"{name:28s} {tokens:5d} tokens   {middle['bare']:7.2f} → {middle['flow']:7.2f} ms per token   ×{1 / speed:.3f}",
+        flush=True,
+    )
+    return row | {"time ratio": 1 / speed, "noise": noise / speed**2}
+
+
+MEMORY_SCRIPT = """
+import collections, torch, rheoscope as rs
+from rheoscope.models.config import Config
+from rheoscope.models.transformer import Transformer
+model = rs.load(Transformer(Config(vocabulary={vocabulary}, width={width}, depth={depth}, heads={heads}, context=4096)))
+collections.deque(rs.generate(model, torch.arange(5, 21), 64), maxlen=0)
+generation = rs.generate(model, torch.arange(5, 21), {tokens})
+# measured
+collections.deque(generation, maxlen=0)
+"""
+
+
+def flow_memory(shape: Config, tokens: int, fresh: bool) -> dict[str, object]:
+    """The bytes by which the peak grows per token, between `tokens` / 2 and `tokens` new tokens."""
+    sizes = vars(shape) | {"kv_heads": shape.kv_heads}
+    names = ("vocabulary", "width", "depth", "heads")
+    peaks = [
+        peak_bytes(MEMORY_SCRIPT.format(**{name: sizes[name] for name in names}, tokens=n), fresh)
+        for n in (tokens // 2, tokens)
+    ]
+    points, keys_values = (
+        4 * (2 * shape.depth + 1) * shape.width,
+        4 * 2 * shape.depth * shape.kv_heads * 2 * shape.head_width,
+    )
+    row = {"what": "flow memory", "name": "default shape", "tokens": tokens, "peak bytes": peaks[1]}
+    growth = (peaks[1] - peaks[0]) / (tokens - tokens // 2)
+    print(
+        f"{tokens} tokens: {growth:.0f} bytes per token; points {points}, keys and values in two caches {keys_values}",
+        flush=True,
+    )
+    return row | {"bytes per token": growth, "points": points, "keys and values": keys_values}
+
+
+def flow(models: Sequence[str], rounds: int, is_smallest: bool) -> None:
+    tokens = 4 if is_smallest else 256
+    rows = [flow_cost("default model", rs.load(), tokens, rounds)]
+    rows += [flow_cost(Path(model).name, rs.load(model), 96, rounds) for model in models]
+    rows.append(flow_memory(SMALLEST if is_smallest else DEFAULT, 8 if is_smallest else 2000, fresh=not is_smallest))
+    store_rows("generate_flow", rows, is_smallest)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    options = make_parser(__doc__).parse_args(argv)
+    parser = make_parser(__doc__)
+    parser.add_argument("--flow", nargs="*", metavar="MODEL_DIRECTORY", help="only the flow of generated tokens")
+    options = parser.parse_args(argv)
+    if options.flow is not None:
+        flow(options.flow, 2 if options.smallest else 9, options.smallest)
+        return
     shape, tokens, rounds = (DEFAULT, 64, 3) if options.quick else (DEFAULT, 256, 9)
     if options.smallest:
         shape, tokens, rounds = SMALLEST, 4, 2
     rows = generation(shape, 1, 16, tokens, rounds) + generation(shape, 8, 16, tokens, rounds)
     store_rows("generate", rows + training_step(shape, rounds), options.smallest)
+    if options.smallest:
+        flow([], rounds, is_smallest=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,19 @@ export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Ar
 export interface LensStep { step: string; top: TokenProbability[] }
 export interface TokenDetail { lens: LensStep[]; written: { component: string; logits: number }[] }
 
+/** The prompt of a generation: its tokens, those that the decoder reads with their paths (token × step × 3), and the steps of the lens. */
+export interface GenerationPrompt { tokens: string[]; read: string[]; steps: string[]; lens_steps: string[]; paths: number[][][] }
+/** A new token. `path` is that of the token before it, at `position`, which predicts it. */
+export interface GeneratedToken {
+  index: number; shown: string; position: number; probability: number; path: number[][]; lens: { step: string; shown: string; probability: number }[]; decided_at: string
+  logit_above_mean: number; from_prompt: number; from_answer: number; by_prompt_token: number[]
+  sources: { position: number; shown: string; value: number; cross: boolean }[]; heads: { name: string; value: number }[]
+}
+/** The whole answer as a sum: groups (prompt, answer, embedding, mlp, rest), prompt tokens and the largest heads. */
+export interface AnswerAttribution { logit_above_mean: number; groups: Record<string, number>; by_prompt_token: number[]; heads: { name: string; value: number }[] }
+export interface GenerationRequest { text: string; model: string; tokens: number; temperature: number; seed: number }
+export interface GenerationListener { prompt(prompt: GenerationPrompt): void; token(token: GeneratedToken): void; answer(answer: AnswerAttribution): void; error(event: { error: Text }): void; done(): void; cancelled(): void }
+
 /** A corpus run: `shards` of `total_shards` shards are finished; `fields` lists its per-head fields as `analysis.field`. */
 export interface CorpusSummary { name: string; model: string; weights: string; layers: number; heads: number; texts: number; tokens: number; rejects: number; shards: number; total_shards: number; length: number; packed: boolean; fields: string[] }
 /** A per-head field over the corpus: mean, low, high, sd, texts and, if it has one, null. */
@@ -245,6 +258,7 @@ export function exportedTrace(page: Document = document): { trace: string; conte
 }
 
 const EVENTS = ['head', 'line', 'card', 'findings', 'progress', 'known', 'done', 'error', 'cancelled'] as const
+const GENERATION_EVENTS = ['prompt', 'token', 'answer', 'done', 'error', 'cancelled'] as const
 
 /** Runs a limited number of jobs at a time, in order. A browser has six connections to a server; slow requests must leave some free. */
 export class Queue {
@@ -402,7 +416,11 @@ export class Client {
       void this.story(id).then(({ story, card, ...more }) => (story.forEach((line) => listener.line?.(line)), listener.card?.(card), listener.findings?.(more))).catch(() => undefined).finally(() => listener.done?.())
       return () => undefined
     }
-    const stream = new EventSource(`./api/traces/${id}/events`)
+    return this.follow(`./api/traces/${id}/events`, EVENTS, listener)
+  }
+
+  private follow(path: string, names: readonly string[], listener: object): () => void {
+    const stream = new EventSource(path)
     const dispatch = (name: string, data: string | undefined) => {
       if (data === undefined) {
         stream.close()
@@ -411,7 +429,14 @@ export class Client {
       ;(listener as Record<string, ((x: unknown) => void) | undefined>)[name]?.(JSON.parse(data))
       if (name === 'done' || name === 'cancelled' || name === 'error') stream.close()
     }
-    for (const name of EVENTS) stream.addEventListener(name, (event) => dispatch(name, (event as MessageEvent).data))
+    for (const name of names) stream.addEventListener(name, (event) => dispatch(name, (event as MessageEvent).data))
     return () => stream.close()
+  }
+
+  /** Continues a text, and calls the listener for every event. Returns a function that stops the model. */
+  async generate(request: GenerationRequest, listener: GenerationListener): Promise<() => void> {
+    const { job } = await this.source.send('api/generations', request)
+    const close = this.follow(`./api/jobs/${job}/events`, GENERATION_EVENTS, listener)
+    return () => (close(), void this.source.send(`api/jobs/${job}`, undefined, 'DELETE').catch(() => undefined))
   }
 }

@@ -103,7 +103,7 @@ export function parseLink(hash: string): Link {
 }
 
 const INDICES_OF_TRACE = ['layer', 'head', 'token', 'second', 'step'] as const
-export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'learning', 'compare', 'dynamics'] as const
+export const VIEWS = ['corpus', 'heads', 'readout', 'transport', 'clusters', 'energy', 'composition', 'card', 'atlas', 'learning', 'compare', 'generation', 'dynamics'] as const
 const EXPECTED_NAMES: Record<string, readonly string[]> = { side: SIDES, cloud: CLOUDS, space: ['sphere', 'raw'], language: Object.keys(LANGUAGES) }
 
 const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): MessageValue => ({ template: en[key], parameters })

@@ -33,7 +33,7 @@ async function makeStudio(hash: string): Promise<Studio> {
   return studio
 }
 
-it.each(['heads', 'readout', 'compare', 'dynamics', 'all:head_types', 'composition', 'clusters', 'card', 'atlas', 'learning'])('renders the page with the view %s', async (view) => {
+it.each(['heads', 'readout', 'compare', 'dynamics', 'all:head_types', 'composition', 'clusters', 'card', 'atlas', 'learning', 'generation'])('renders the page with the view %s', async (view) => {
   const { body } = render(App, { props: { studio: await makeStudio(`#view=${view}&layer=0&head=1&token=1&edits=0.1.M.rank.4`) } })
   expect(body).toContain('Groups of tokens')
   expect(body).toContain('·took, one of 1,200 tokens')

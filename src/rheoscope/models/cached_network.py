@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rheoscope.attention.zoo import ZOO
 from rheoscope.messages.advice import Advice
@@ -16,6 +16,7 @@ from rheoscope.models.transformer import Ids, Transformer, Translator
 from rheoscope.models.vocabulary import END, START
 from rheoscope.running.cached_network import CachedNetwork
 from rheoscope.running.eval_mode import eval_mode
+from rheoscope.running.network_walk import modules_of
 from rheoscope.shapes import RheoscopeError
 
 
@@ -24,12 +25,15 @@ def cached_decoder(network: Transformer, tokenizer: object, n_tokens: int) -> Ca
     check_reads_rows(network.config)
     cache = GenerationCache(network.config.depth, n_tokens)
     end_id = None if tokenizer is None else tokenizer.token_to_id(END_OF_TEXT)  # type: ignore[attr-defined]
-    return CachedNetwork(partial(read_tokens, network, cache), frozenset(() if end_id is None else (end_id,)))
+    read = partial(read_tokens, network, modules_of(network), cache)
+    return CachedNetwork(read, frozenset(() if end_id is None else (end_id,)))
 
 
 @torch.no_grad()
-def read_tokens(network: Transformer, cache: GenerationCache, ids: Ids) -> Float[Tensor, "1 vocabulary"]:
-    with eval_mode(network):
+def read_tokens(
+    network: Transformer, modules: list[nn.Module], cache: GenerationCache, ids: Ids
+) -> Float[Tensor, "1 vocabulary"]:
+    with eval_mode(network, modules):
         return network.unembed(network.stack(ids, None, cache)[:, -1])
 
 

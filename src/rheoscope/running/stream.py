@@ -153,20 +153,22 @@ def record_points(description: ModelDescription, points: Float[Tensor, "b p n d"
 
 @contextmanager
 def append_points(description: ModelDescription, points: Float[Tensor, "b p n d"], start: int) -> Iterator[None]:
-    """While the model reads new tokens, in one pass or in many, copy their points into `points` from the token `start` on."""
+    """While the model reads new tokens, in one pass or in many, collect their points. At the end, store them from `start` on.
 
-    def append_to(step_index: int) -> Callable[[bool, Tensor], None]:
-        n_stored = start
-
-        def append(is_displacement: bool, x: Tensor) -> None:
-            nonlocal n_stored
-            n_stored, first = n_stored + x.shape[-2], n_stored
-            _store_points(points[:, :, first:n_stored], step_index, is_displacement, x)
-
-        return append
-
-    with _record(description, points, append_to):
+    They are copied together, because a copy for every token and step would take longer than the rest of the hook. As on a side
+    stream, no such tensor may be changed in place afterwards.
+    """
+    collected: list[list[Tensor]] = [[] for _ in taps(description)]
+    with _record(description, points, lambda step_index: partial(_collect, collected[step_index])):
         yield
+    for step_index, (tap, tensors) in enumerate(zip(taps(description), collected, strict=True)):
+        if tensors:
+            x = tensors[0] if len(tensors) == 1 else torch.cat([x.to(points.device) for x in tensors], -2)
+            _store_points(points[:, :, start : start + x.shape[-2]], step_index, tap.is_displacement, x)
+
+
+def _collect(tensors: list[Tensor], is_displacement: bool, x: Tensor) -> None:
+    tensors.append(x)
 
 
 @contextmanager

@@ -38,6 +38,15 @@ class SourceBody(StrictBody):
     model: str | None = Field(default=None, max_length=1000)
 
 
+class GenerationBody(StrictBody):
+    text: str
+    model: str | None = Field(default=None, max_length=1000)
+    tokens: int = Field(default=40, ge=1, le=500)
+    temperature: float = Field(default=0.0, ge=0, le=100)
+    top_k: int | None = Field(default=50, ge=1)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+
+
 class QueryKeyBody(StrictBody):
     layer: Index
     head: Index

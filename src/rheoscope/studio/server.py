@@ -22,6 +22,7 @@ from rheoscope.studio import (
     corpus_routes,
     descriptions,
     detail_queries,
+    generation_routes,
     head_detail,
     model_gallery,
     pairs,
@@ -72,6 +73,7 @@ def create_app(
     app.include_router(router)
     app.include_router(corpus_routes.router)
     app.include_router(report_routes.router)
+    app.include_router(generation_routes.router)
     if page_folder is not None:
         app.include_router(report_routes.page_router)
         app.mount("/", PageFiles(directory=page_folder, html=True))

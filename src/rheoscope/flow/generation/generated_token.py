@@ -39,7 +39,7 @@ class GeneratedToken:
     """A token of the continuation.
 
     `path` (P, d) are the points of the token before it, at `position`: the path that ends in this prediction. `lens` are the
-    words of the logit lens along it. `logit_above_mean` is a sum over components: heads carry `from_prompt` and `from_answer` of it.
+    words of the logit lens along it. `logit_above_mean` is a sum over components: heads carry `by_prompt_token` and `from_answer` of it.
     `sources`, `heads` and `pairs` list its largest terms by source token, by head, and by both.
     """
 
@@ -51,11 +51,16 @@ class GeneratedToken:
     path: Float[Tensor, "p d"]
     lens: tuple[LensWord, ...]
     logit_above_mean: float
-    from_prompt: float
+    by_prompt_token: Float[Tensor, " prompt"]
     from_answer: float
     sources: tuple[Source, ...]
     heads: tuple[Writer, ...]
     pairs: tuple[Pair, ...]
+
+    @property
+    def from_prompt(self) -> float:
+        """What all heads carry from the whole prompt to the logit."""
+        return float(self.by_prompt_token.sum())
 
     @property
     def decided_at(self) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -27,8 +28,8 @@ from rheoscope.space.trace import Trace
 if TYPE_CHECKING:
     import xarray
 
-BLOCK_TOKENS, BLOCK_SECONDS = 16, 2.0
-"""New tokens are explained together: after this many tokens, or after this time."""
+BLOCK_TOKENS, BLOCK_TIMES = 32, 10
+"""New tokens are explained together: at most this many, and generated in this many times the time of the last explanation."""
 LENS_STEPS = 5
 """The logit lens reads at most this many ends of layers, at equal distances. The last one costs nothing: it is the output."""
 N_LISTED = 3
@@ -110,6 +111,7 @@ class Generation:
         self.sums = AnswerSums(self.n_prompt, reads_pairs=self.source is not None)
         self.steps = self._trace_of(self.n_start).steps
         self.lens_points = lens_points([index for index, step in enumerate(self.steps) if step.is_end_of_layer])
+        self.seconds_to_explain = 0.0
         self._tokens = self._generate()
 
     def _open(self, prompt: Any, tokens: int) -> Int[Tensor, " n"]:
@@ -165,7 +167,11 @@ class Generation:
 
     def _generate(self) -> Iterator[GeneratedToken]:
         while self.n_new and not self.is_finished:
-            yield from self._explain_block(self._next_block())
+            log_probs = self._next_block()
+            start = time.monotonic()
+            tokens = self._explain_block(log_probs)
+            self.seconds_to_explain = time.monotonic() - start
+            yield from tokens
 
     @property
     def is_finished(self) -> bool:
@@ -180,7 +186,7 @@ class Generation:
         start = time.monotonic()
         with self._appending():
             while len(block) < BLOCK_TOKENS and not self.is_finished:
-                if block and time.monotonic() - start > BLOCK_SECONDS:
+                if block and time.monotonic() - start >= BLOCK_TIMES * self.seconds_to_explain:
                     break
                 self._read_unread()
                 self.ids.append(int(sample_token(self.logits, temperature, top_k, top_p, generator)))
@@ -198,36 +204,35 @@ class Generation:
             self.n_read = len(self.ids)
 
     @torch.no_grad()
-    def _explain_block(self, log_probs: Float[Tensor, "r vocabulary"]) -> Iterator[GeneratedToken]:
+    def _explain_block(self, log_probs: Float[Tensor, "r vocabulary"]) -> list[GeneratedToken]:
         """The generated tokens of the last block, whose predicting points are all known."""
         n = len(log_probs)
         trace, new_ids = self._trace_of(len(self.ids) - 1), torch.tensor(self.ids[-n:])
         attribution = self.attribution.attribute(trace, new_ids)
         self.sums.add(attribution)
         prompt, answer = self.sums.split(attribution)
-        lens, heads = self._lens(trace, log_probs), _largest_heads(attribution)
+        lens, heads, sources = self._lens(trace, log_probs), _largest_heads(attribution), self._sources(attribution)
         probabilities = log_probs.gather(-1, new_ids.to(log_probs.device)[:, None]).exp()[:, 0].tolist()
         first, texts = len(self.new_ids) - n, self.token_texts(self.new_ids)[-n:]
-        return iter(
-            [
-                GeneratedToken(
-                    first + row,
-                    int(new_ids[row]),
-                    texts[row],
-                    len(trace) - n + row,
-                    probabilities[row],
-                    trace.points[:, len(trace) - n + row],
-                    lens[row],
-                    float(attribution.components[:, row].sum()),
-                    float(prompt[row].sum()),
-                    float(answer[row]),
-                    self._sources(attribution, row),
-                    heads[row],
-                    tuple(attribution.pairs[row]),
-                )
-                for row in range(n)
-            ]
-        )
+        above_mean, from_answer = attribution.components.sum(0).tolist(), answer.tolist()
+        return [
+            GeneratedToken(
+                first + row,
+                int(new_ids[row]),
+                texts[row],
+                len(trace) - n + row,
+                probabilities[row],
+                trace.points[:, len(trace) - n + row],
+                lens[row],
+                above_mean[row],
+                prompt[row].cpu().clone(),
+                from_answer[row],
+                sources[row],
+                heads[row],
+                tuple(attribution.pairs[row]),
+            )
+            for row in range(n)
+        ]
 
     def _lens(self, trace: Trace, log_probs: Float[Tensor, "r vocabulary"]) -> list[tuple[LensWord, ...]]:
         """The most likely token of the last rows at every step of the lens. The last step is the output of the network."""
@@ -242,17 +247,20 @@ class Generation:
             for row in range(len(log_probs))
         ]
 
-    def _sources(self, attribution: RowAttribution, row: int) -> tuple[Source, ...]:
-        """The source tokens with the largest sums."""
-        values = torch.cat([attribution.sources[row], attribution.cross_sources[row]])
-        n_own, order = attribution.sources.shape[-1], values.abs().topk(min(N_LISTED, len(values))).indices.tolist()
-        own_texts = self.token_texts(self.ids[:n_own])
-        return tuple(
-            Source(i, own_texts[i], float(values[i]), False)
-            if i < n_own
-            else Source(i - n_own, self.prompt_tokens[i - n_own], float(values[i]), True)
-            for i in order
-        )
+    def _sources(self, attribution: RowAttribution) -> list[tuple[Source, ...]]:
+        """The source tokens with the largest sums, for every row."""
+        values, n_own = torch.cat([attribution.sources, attribution.cross_sources], -1), attribution.sources.shape[-1]
+        order = values.abs().topk(min(N_LISTED, values.shape[-1])).indices
+        own_texts, prompt_texts = self.token_texts(self.ids[:n_own]), self.prompt_tokens
+        return [
+            tuple(
+                Source(i, own_texts[i], value, False)
+                if i < n_own
+                else Source(i - n_own, prompt_texts[i - n_own], value, True)
+                for i, value in zip(*row, strict=True)
+            )
+            for row in zip(order.tolist(), values.gather(-1, order).tolist(), strict=True)
+        ]
 
     def _trace_of(self, n: int) -> Trace:
         """The first n tokens as a Trace, in the memory of the points."""
@@ -266,6 +274,11 @@ class Generation:
             [self.prompt_text if n == self.n_start else ""],
         )
         return traces[0] if self.source is None else traces.with_sources([self.source])[0]
+
+    def trace_of_position(self, position: int) -> Trace:
+        """One token as a Trace of its own, in the memory of the points."""
+        trace = self._trace_of(position + 1)
+        return replace(trace, points=trace.points[:, -1:], ids=trace.ids[-1:], tokens=trace.tokens[-1:])
 
     def trace(self) -> Trace:
         """The text so far as points of E, for every analysis: the prompt and the generated tokens.
