@@ -21,7 +21,7 @@ SHARED_SETTINGS = {
     "head": Message("A head of the layer, counted from 0."),
     "labels": Message("A file with a word, a tab and its label on every line."),
     "features": Message(
-        "A sparse dictionary: a directory in the layout of SAELens or dictionary_learning, or default."
+        "A sparse dictionary: a directory in the layout of SAELens or dictionary_learning (DIR@L6.mlp names its site), or default."
     ),
     "M": Message("Replacement of M: symmetric, skew, 'rank 8', …"),
     "F": Message("Replacement of F: symmetric, 'rank 8', …"),

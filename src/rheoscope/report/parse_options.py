@@ -8,6 +8,7 @@ from typing import Any
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.report.input_text import read_text_file
+from rheoscope.running.feature_sites import SITE_LABEL
 from rheoscope.running.features import Features
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
@@ -95,8 +96,15 @@ def read_labels(file_name: str) -> dict[str, dict[str, str]]:
 
 
 def read_features(name: str) -> Features:
-    """The sparse dictionary of a directory or file; "default" is that of the default model, and `./default` a directory."""
-    return Features.load(None if name == "default" else name)
+    """The sparse dictionary of a directory or file, or with its site: `sae@L6.mlp`.
+
+    "default" is that of the default model, and `./default` a directory.
+
+    >>> len(read_features("default")), str(read_features("default@L2.resid_post").reads)
+    (1024, 'L2.resid_post')
+    """
+    path, _, site = name.rpartition("@") if SITE_LABEL.fullmatch(name.rpartition("@")[2]) else (name, "", None)
+    return Features.load(None if path == "default" else path, site)
 
 
 def parse_texts(text: str) -> list[str]:

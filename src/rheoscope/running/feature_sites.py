@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.components import mlp_step
@@ -32,11 +32,11 @@ HOOK_KINDS = {
     "ln2.hook_normalized": "mlp_normalized",
 }
 """The name of a hook point in a block → the kind of site."""
-_LABEL = re.compile(rf"L(\d+)\.({'|'.join((*POINTS, *UPDATES, *MLP_INPUTS))})")
+SITE_LABEL = re.compile(rf"L(\d+)\.({'|'.join((*POINTS, *UPDATES, *MLP_INPUTS))})")
 _BLOCK_HOOK = re.compile(r"blocks\.(\d+)\.(.+)")
 _BLOCK_OUTPUT = re.compile(r"(?:model\.layers\.|transformer\.h\.|gpt_neox\.layers\.|resid_post_layer_)(\d+)")
 """Names of a block whose output is read: modules of transformers, and the names of dictionary_learning."""
-SITE_ADVICE = Advice("rs.Features.load(path, site='L3.resid_post')", "--site L3.resid_post")
+SITE_ADVICE = Advice("rs.Features.load(path, site='L3.resid_post')", "--features DIR@L3.resid_post")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Site:
     @staticmethod
     def parse(label: str) -> "Site":
         """The site of a label. Raises for any other text."""
-        match = _LABEL.fullmatch(label)
+        match = SITE_LABEL.fullmatch(label)
         if match is None:
             raise RheoscopeError(
                 Message(
@@ -64,7 +64,7 @@ class Site:
                     kinds=", ".join((*POINTS, *UPDATES, *MLP_INPUTS)),
                     received=label,
                 ),
-                SITE_ADVICE,
+                use(site="L3.resid_post"),
             )
         return Site(int(match[1]), match[2])
 

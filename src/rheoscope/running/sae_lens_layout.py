@@ -19,7 +19,7 @@ OLD_NAMES = {
     "activation_fn_str": "activation_fn",
 }
 """Names of settings before version 6 → names today."""
-TRANSCODERS = ("transcoder", "skip_transcoder", "jumprelu_transcoder")
+TRANSCODERS = ("transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder")
 ARCHITECTURES = ("standard", "jumprelu", "topk", "gated", *TRANSCODERS)
 ACTIVATIONS = ("relu", "topk")
 
@@ -39,7 +39,7 @@ def sae_lens_features(config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     reads = site or Site.of_hook(str(settings.get("hook_name")))
     writes = Site.of_hook(str(settings.get("hook_name_out"))) if is_transcoder else reads
     check_writable(writes)
-    skip = _tensor(tensors, "W_skip").mT if architecture == "skip_transcoder" else None
+    skip = _tensor(tensors, "W_skip").mT if "skip" in architecture else None
     subtracts_bias = bool(settings.get("apply_b_dec_to_input", True)) and not is_transcoder
     return FeatureWeights(
         W_enc,
@@ -137,7 +137,7 @@ def _with_finetuned_scale(
 
 
 def _activation(architecture: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureActivation:
-    if architecture in ("jumprelu", "jumprelu_transcoder"):
+    if architecture.startswith("jumprelu"):
         return JumpReLU(_tensor(tensors, "threshold"))
     if architecture == "gated":
         return Gated(*(_tensor(tensors, name) for name in ("b_gate", "r_mag", "b_mag")))
