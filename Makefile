@@ -121,6 +121,7 @@ peers:
 	$(INSTALL) peers --venv .peers
 	.peers/bin/python benchmarks/trace.py $(ARGS)
 	.peers/bin/python benchmarks/circuits.py $(ARGS)
+	.peers/bin/python benchmarks/patching.py $(ARGS)
 
 # Resolves constraints.txt again: every extra except peers, the build backend and uv, with torch pinned here.
 LOCKED_TORCH := 2.13.0

@@ -140,7 +140,12 @@ def test_every_field_of_a_result_is_declared(name: str) -> None:
 
 RESERVED_NAMES = {"k", "n", "position", "answer", "query", "answers"}
 """Names that no setting may have, because other names have the same meaning."""
-ALLOWED_SETTINGS = {"score_attribution": {"query"}, "patch": {"answers"}, "circuit": {"answers"}}
+ALLOWED_SETTINGS = {
+    "score_attribution": {"query"},
+    "patch": {"answers"},
+    "circuit": {"answers"},
+    "patch_estimates": {"answers"},
+}
 """A score has a query and a key. The two texts of a pair each have an answer."""
 
 

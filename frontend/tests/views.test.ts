@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest'
 
 import { SINGLETONS, clusterFlow, flowLayout } from '../src/views/cluster_flow'
-import { strongestEdges, compositionGraph } from '../src/views/composition_graph'
+import { circuitEdges, circuitGraph, strongestEdges, compositionGraph } from '../src/views/composition_graph'
 import type { AnalysisResult } from '../src/api'
 
 const makeResult = (arrays: AnalysisResult['arrays'], coords: Record<string, unknown[]>): AnalysisResult => ({
@@ -23,6 +23,24 @@ it('places layers from left to right and heads from top to bottom', () => {
   expect(nodes[0]!.x).toBe(nodes[1]!.x)
   expect(nodes[1]!.y).toBeGreaterThan(nodes[0]!.y)
   for (const { x, y } of nodes) expect(x > 0 && x < 500 && y > 0 && y < height).toBe(true)
+})
+
+it('places the embedding before the first layer and the logits behind the last', () => {
+  const { nodes } = circuitGraph(2, 3, 500)
+  expect(nodes.map(({ name }) => name)).toEqual(['embed', 'L0.H0', 'L0.H1', 'L0.H2', 'L1.H0', 'L1.H1', 'L1.H2', 'logits'])
+  expect(nodes.map(({ layer }) => layer)).toEqual([-1, 0, 0, 0, 1, 1, 1, 2])
+  const columns = [0, 1, 4, 7].map((index) => nodes[index]!.x)
+  expect(columns).toEqual([...columns].sort((a, b) => a - b))
+  expect(new Set(columns).size).toBe(4)
+})
+
+it('draws the edges of a circuit by the loss without them', () => {
+  const removal = { values: Float32Array.of(0.5, -0.7, 0.1), shape: [3], dims: ['edge'] }
+  const effect = { values: Float32Array.of(0.25, 0, 0, 1, 1, 1), shape: [2, 3], dims: ['direction', 'edge'] }
+  const coords = { edge: ['a', 'b', 'c'], edge_from: ['embed', 'L0.H1', 'embed'], edge_to: ['L0.H1', 'logits', 'logits'], role: ['v', 'logits', 'logits'] }
+  const edges = circuitEdges(makeResult({ removal, effect }, coords), circuitGraph(1, 2, 300).nodes)
+  expect(edges.map(({ name, from, to, role }) => [name, from, to, role])).toEqual([['c', 0, 3, 'logits'], ['a', 0, 2, 'v'], ['b', 2, 3, 'logits']])
+  expect(edges[1]!.restores).toBe(0.25)
 })
 
 const lineage = { values: Float32Array.of(0, 0, 1, 2, 0, 0, 0, 2), shape: [2, 4], dims: ['point', 'token'] }

@@ -50,6 +50,7 @@ ANALYSIS_MODULES: dict[str, str] = {
     "reversed_attention": "rheoscope.covers.reversed_attention.analysis",
     "attention_patching": "rheoscope.covers.attention_patching.analysis",
     "patch": "rheoscope.covers.patch.analysis",
+    "patch_estimates": "rheoscope.covers.patch_estimates.analysis",
     "circuit": "rheoscope.covers.circuit.analysis",
     "surgery": "rheoscope.covers.surgery.analysis",
     "decay": "rheoscope.covers.decay.analysis",

@@ -179,8 +179,8 @@ def call_of(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
 WITHOUT_MODEL = {"Comparisons", "Pair", "read_pairs"}
 OVER_PAIRS = {"patch_pairs", "circuit_of_pairs"}
 """Sums over pairs of numbers that are tested for one pair."""
-SLOW = {"patch", "circuit", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention", "attention_patching", "surgery",
-           "decay", "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
+SLOW = {"patch", "circuit", "patch_estimates", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention",
+           "attention_patching", "surgery", "decay", "faithfulness", "reversed_map", "surgery of each head", "trace_under"}  # fmt: skip
 """Functions that run the model many times, or backwards. They are tested on few models."""
 SCORES_THEMSELVES = {"score_attribution of a score": [move_key_bias], "readout": [move_unembedding]}
 """Scores depend on the key bias, unlike weights. tests/covers/test_score_attribution.py tests this.

@@ -21,6 +21,28 @@ export function compositionGraph(names: string[], width: number): Graph {
   return { nodes, layers, heads, radius: Math.max(3, Math.min(9, rowHeight * 0.28, columnWidth * 0.2)), height: MARGIN.top + heads * rowHeight + MARGIN.bottom }
 }
 
+export const EMBED = 'embed', LOGITS = 'logits'
+export type Role = Kind | typeof LOGITS
+export interface CircuitEdge extends Edge { name: string; role: Role; restores: number }
+
+/** The heads of a model between its embedding and its logits: the graph of a circuit. Layer −1 is the embedding. */
+export function circuitGraph(layers: number, heads: number, width: number): Graph {
+  const names = Array.from({ length: layers * heads }, (_, index) => `L${Math.floor(index / heads) + 1}.H${index % heads}`)
+  const graph = compositionGraph([...names, `L${layers + 1}.H0`], width)
+  const middle = MARGIN.top + (graph.height - MARGIN.top - MARGIN.bottom) / 2
+  const inner = graph.nodes.slice(0, -1).map((node) => ({ ...node, layer: node.layer - 1, name: `L${node.layer - 1}.H${node.head}` }))
+  const end = (name: string, layer: number, x: number): Node => ({ name, layer, head: 0, x, y: middle })
+  return { ...graph, nodes: [end(EMBED, -1, MARGIN.left), ...inner, end(LOGITS, layers, width - MARGIN.right)] }
+}
+
+/** The edges of a circuit. The strongest is last, so that it is drawn on top. */
+export function circuitEdges(result: AnalysisResult, nodes: Node[]): CircuitEdge[] {
+  const indices = new Map(nodes.map((node, index) => [node.name, index]))
+  const [names, from, to, roles] = ['edge', 'edge_from', 'edge_to', 'role'].map((key) => (result.coords[key]?.values ?? []).map(String)) as [string[], string[], string[], string[]]
+  const edges = names.map((name, index) => ({ name, from: indices.get(from[index]!)!, to: indices.get(to[index]!)!, role: roles[index] as Role, strength: result.arrays.removal!.values[index]!, restores: result.arrays.effect!.values[index]! }))
+  return edges.sort((a, b) => Math.abs(a.strength) - Math.abs(b.strength))
+}
+
 /** The strongest edges above the null. The strongest is last, so that it is drawn on top. */
 export function strongestEdges(result: AnalysisResult, kind: Kind, limit: number): Edge[] {
   const field = result.arrays[kind]

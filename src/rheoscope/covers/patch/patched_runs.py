@@ -54,7 +54,7 @@ class PatchedRuns:
     def mlp(self, layer: int) -> Float[Tensor, "s p"]:
         """The metric with the donor's update of the MLP of a layer, for every group of tokens."""
         end = Step(layer, "resid_post")
-        difference = _mlp_update(self.donor, layer, end) - _mlp_update(self.base, layer, end)
+        difference = mlp_update(self.donor, end) - mlp_update(self.base, end)
 
         def changes(parts: Int[Tensor, " c"]) -> tuple[Edits, Hooks]:
             return {}, {end: partial(_add_to_points, difference, self._masks(parts))}
@@ -154,8 +154,10 @@ def both_directions(batch: PairBatch) -> tuple[PatchedRuns, PatchedRuns]:
     return restore, disrupt
 
 
-def _mlp_update(traces: Traces, layer: int, end: Step) -> Float[Tensor, "p n d"]:
-    return traces.points_at(traces.steps.index(end)) - traces.points_at(traces.mid_steps[layer])
+def mlp_update(traces: Traces, end: Step) -> Float[Tensor, "p n d"]:
+    """What the MLP of a layer adds to every point. `end` is the last step of the layer."""
+    assert end.layer is not None
+    return traces.points_at(traces.steps.index(end)) - traces.points_at(traces.mid_steps[end.layer])
 
 
 def _rows(x: Float[Tensor, "p *s"], n_rows: int) -> Float[Tensor, "b *s"]:

@@ -1,0 +1,1 @@
+"""The analysis `patch_estimates`: all effects of patching, estimated by gradients."""
