@@ -102,6 +102,7 @@ TEXTS: dict[str, Callable[[], Any]] = {
 COMPARABLE: dict[str, Callable[[Any], Any]] = {
     "purity": lambda dataset: dataset.drop_vars("purity_z"),  # undefined if no type occurs twice
     "composition": lambda dataset: dataset.drop_dims("kind"),
+    "patch_estimates": lambda dataset: dataset.drop_dims("sampled_head").drop_vars(["head_correlation", "head_error"]),
     "score_attribution": lambda dataset: dataset.drop_vars("weight"),
     "decay": lambda dataset: dataset.drop_sel(change="isotropic"),
     "faithfulness": lambda dataset: dataset.drop_sel(ranking="random", other_ranking="random"),
