@@ -170,7 +170,8 @@ through these blocks, and M and F exist for the other layers.
 
 Each type was built with random parameters, 2 to 6 layers and width 64, and compared with its own eager attention in float64. The
 comparison covers attention weights, updates, M, F and the feed-forward part on texts of 60 tokens: beyond the window, in batches
-with padding on either side, and at later positions. Images and sounds are random numbers.
+with padding on either side, and at later positions. Images and sounds are random numbers. An encoder-decoder is compared on one pair,
+with its cross-attention.
 A difference of more than 1e-6 counts as wrong. Wrong types: {n_wrong}.
 
 ```sh

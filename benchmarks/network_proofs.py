@@ -7,6 +7,7 @@ points are what its blocks receive and return.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,15 +18,16 @@ from torch.utils._pytree import tree_flatten
 
 from rheoscope.attention.score import SoftCap
 from rheoscope.pretrained.feature_model import FeatureModel
-from rheoscope.pretrained.network_inputs import feature_arguments, random_features
+from rheoscope.pretrained.network_inputs import feature_arguments, is_pair, random_features, reads_tokens
 from rheoscope.pretrained.packed_patches import is_packed
 from rheoscope.running.certificate import closure_error
+from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
 from rheoscope.space.model_parts import PlaceRotary
 
-N_TOKENS, N_PADDING, SHIFT = 60, 11, 29
-"""Tokens of a text, padding of the shorter text of a batch, and the first position of a shifted text."""
+N_TOKENS, N_SOURCE, N_PADDING, SHIFT = 60, 41, 11, 29
+"""Tokens of a text and of a source, padding of the shorter text of a batch, and the first position of a shifted text."""
 N_SHORT_FORM = 24
 """Tokens of the text on which M is proved if the rotation changes with the length of the text."""
 OFFSETS = (0, 1, 2, 7, 23)
@@ -66,6 +68,7 @@ class NetworkRecorder(TorchDispatchMode):
 
     def __init__(self, network: nn.Module, n_tokens: int) -> None:
         super().__init__()
+        self.most_keys = n_tokens + 1 if is_pair(network) else None  # cross-attention has keys of another cloud
         self.network, self.n_tokens, self.n_steps, self.is_packed = network, n_tokens, 0, is_packed(network)
         self.calls, self.open_calls = list[Call](), list[Call]()
         self.softmaxes: list[tuple[int, list[Call], Tensor, Tensor]] = []
@@ -73,12 +76,16 @@ class NetworkRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         self.n_steps += 1
-        n, is_softmax = self.n_tokens, function is torch.ops.aten._softmax.default and out.ndim >= 3
+        is_softmax = function is torch.ops.aten._softmax.default and out.ndim >= 3
         if is_softmax and self.is_packed and out.shape[-2] == out.shape[-1]:
             self._append_segment(args[0], out)
-        elif is_softmax and out.shape[-2] == n and out.shape[-1] >= n and not self._repeats_last(out):
+        elif is_softmax and self._is_self_attention(out) and not self._repeats_last(out):
             self.softmaxes.append((self.n_steps, list(self.open_calls), args[0], out))
         return out
+
+    def _is_self_attention(self, weights: Tensor) -> bool:
+        n, n_keys = weights.shape[-2:]
+        return n == self.n_tokens and n <= n_keys <= (self.most_keys or n_keys)
 
     def _append_segment(self, scores: Tensor, weights: Tensor) -> None:
         """Join the softmaxes of one call: tokens of different segments do not see each other."""
@@ -182,6 +189,8 @@ def prove(model: Any) -> Proof:
     """Compare a loaded model with its network on a text, a padded batch and a shifted text, or on random pixels or sounds."""
     if isinstance(model, FeatureModel):
         return _prove_features(model)
+    if isinstance(model, EncoderDecoder):
+        return _prove_pair(model)
     proof, vocabulary = Proof(), len(model.view.embed)
     n = min(N_TOKENS, model.view.context_length or N_TOKENS)
     ids = torch.randint(vocabulary // 4, vocabulary - 1, (2, n), generator=torch.Generator().manual_seed(2))
@@ -264,6 +273,54 @@ def _prove_features(model: FeatureModel) -> Proof:
             _prove_form(heads, run.points[0], run.scores[0], proof)
     proof.skipped |= dict.fromkeys(("padding", "shift"), "images and sounds have neither")
     return proof
+
+
+def _prove_pair(model: EncoderDecoder) -> Proof:
+    """The same for both clouds of an encoder-decoder, and its cross-attention."""
+    proof, generator = Proof(), torch.Generator().manual_seed(2)
+    vocabulary, is_text = len(model.view.embed), reads_tokens(model.network)
+    limits = [min(n, view.context_length or n) for n, view in ((N_SOURCE, model.encoder), (N_TOKENS, model.view))]
+    source, target = (torch.randint(vocabulary // 4, vocabulary - 1, (n,), generator=generator) for n in limits)
+    features = None if is_text else random_features(model.network, seed=2)
+    linked = model.trace((source if features is None else features[0], target))
+    inputs = {"input_ids": source[None]} if features is None else feature_arguments(model.network, features)
+    inputs |= {"decoder_input_ids": target[None], "use_cache": False}
+    with CrossRecorder(len(linked.target), len(linked.source)) as cross:
+        model.network(**inputs)
+    for trace in (linked.source, linked.target):
+        side = SimpleNamespace(network=model.network, view=trace.view)
+        runs = run_network(side, len(trace), inputs)
+        _prove_layers(side, trace, runs, proof)
+        for layer, run in enumerate(runs):
+            _prove_form(trace.view.layer_heads[layer], run.points[0], run.scores[0], proof)
+    proof.add("layers", abs(len(cross.weights) - linked.target.view.layers))
+    for layer, (weights, run) in enumerate(zip(cross.weights, runs, strict=True)):
+        _prove_cross(linked.target, layer, weights, run, proof)
+    proof.skipped |= dict.fromkeys(("padding", "shift"), "an encoder-decoder is compared on one pair")
+    return proof
+
+
+def _prove_cross(trace: Any, layer: int, weights: Float[Tensor, "h t s"], run: BlockRun, proof: Proof) -> None:
+    """The weights of cross-attention, and the points after it."""
+    own_weights = torch.stack([trace.cross_weights(layer, head) for head in range(len(weights))])
+    proof.add("weights, cross", float((own_weights - weights).abs().max()))
+    x, update = trace.cross_inputs(layer)[0], trace.cross_displacements(layer).sum(0) + trace.cross_bias(layer)
+    tensors = [y[0] for y in run.tensors if y.shape == run.points.shape]
+    proof.add("update, cross", min(_relative(expected, y) for expected in (x + update, update) for y in tensors))
+
+
+class CrossRecorder(TorchDispatchMode):
+    """Records every softmax of a target over a source."""
+
+    def __init__(self, n_target: int, n_source: int) -> None:
+        super().__init__()
+        self.shape, self.weights = (n_target, n_source), list[Tensor]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._softmax.default and out.ndim >= 3 and out.shape[-2:] == self.shape:
+            self.weights.append(out.reshape(-1, *self.shape))
+        return out
 
 
 def _depends_on_length(long_runs: list[BlockRun], short_runs: list[BlockRun]) -> bool:

@@ -5,7 +5,6 @@ beyond that. Windows, chunks and the lengths at which a rotation or a temperatur
 """
 
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from rheoscope.pretrained.network_inputs import (
     FEATURE_INPUTS,
     TOKEN_INPUT,
     feature_arguments,
+    is_pair,
     main_input,
     random_features,
 )
@@ -174,15 +174,16 @@ EXTRA_FIELDS: dict[str, dict[str, Any]] = {
 """Model type → fields that its small config needs."""
 
 
+PAIR = " (encoder-decoder)"
+"""The mark of the whole network of a type whose decoder is a language model too."""
+
+
 class NotBuilt(Exception):
     """A model type without a network of this kind, with the reason."""
 
 
 def scope_problem(model_type: str) -> str | None:
     """Why a model type is not one that this benchmark opens; None if it is."""
-    is_language_model = model_type in language_model_types()
-    if model_type in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not is_language_model:
-        return "an encoder-decoder"
     network_class = class_of(model_type)
     if network_class is None:
         return "transformers has no network of this type alone"
@@ -191,8 +192,6 @@ def scope_problem(model_type: str) -> str | None:
     name = getattr(network_class, "main_input_name", TOKEN_INPUT)
     if name not in (TOKEN_INPUT, *FEATURE_INPUTS):
         return f"its input is {name}"
-    if name != TOKEN_INPUT and "decoder_input_ids" in signature(network_class.forward).parameters:
-        return "an encoder-decoder"
     return None
 
 
@@ -203,17 +202,29 @@ def language_model_types() -> set[str]:
 
 def model_types() -> list[str]:
     """Every model type of the installed transformers."""
-    return sorted(set(CONFIG_MAPPING.keys()) | language_model_types())
+    pairs = {f"{x}{PAIR}" for x in pair_classes() if x in language_model_types()}
+    return sorted(set(CONFIG_MAPPING.keys()) | language_model_types() | pairs)
+
+
+def pair_classes() -> dict[str, Any]:
+    """The networks that read a text or a sound and write a text, most of them encoder-decoders."""
+    texts, sounds = (
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    )
+    return {**texts, **sounds}
 
 
 def class_of(model_type: str) -> Any:
     """The network class of a model type: with an unembedding if there is one."""
+    is_both = model_type.endswith(PAIR)
     for mapping in (
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        {} if is_both else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        {} if is_both else modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        pair_classes(),
         modeling_auto.MODEL_MAPPING_NAMES,
     ):
-        name = mapping.get(model_type)
+        name = mapping.get(model_type.removesuffix(PAIR))
         if name is not None:
             return getattr(transformers, name if isinstance(name, str) else name[0], None)
     return _class_of_config(CONFIG_MAPPING[model_type])
@@ -239,7 +250,8 @@ def build_network(model_type: str) -> Any:
     try:
         network_class = class_of(model_type)
         config = small_config(
-            network_class.config_class or CONFIG_MAPPING[model_type], EXTRA_FIELDS.get(model_type, {})
+            network_class.config_class or CONFIG_MAPPING[model_type.removesuffix(PAIR)],
+            EXTRA_FIELDS.get(model_type.removesuffix(PAIR), {}),
         )
         with torch.device("meta"):
             n_parameters = sum(x.numel() for x in network_class(config).parameters())
@@ -267,6 +279,7 @@ def _check_input(network: Any) -> None:
     try:
         inputs = {name: torch.arange(20, 40)[None]}
         inputs = inputs if name == TOKEN_INPUT else feature_arguments(network, random_features(network))
+        inputs |= {"decoder_input_ids": torch.arange(30, 37)[None]} if is_pair(network) else {}
         outputs = [network(**inputs) for _ in range(1 if name == TOKEN_INPUT else 2)]
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

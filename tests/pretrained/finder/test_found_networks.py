@@ -321,6 +321,22 @@ def test_an_operation_outside_the_grammar_is_named() -> None:
     ("network", "reason"),
     [
         (
+            lambda: hf.LEDForConditionalGeneration(
+                hf.LEDConfig(
+                    d_model=16,
+                    encoder_layers=1,
+                    decoder_layers=1,
+                    encoder_ffn_dim=8,
+                    decoder_ffn_dim=8,
+                    vocab_size=40,
+                    encoder_attention_heads=2,
+                    decoder_attention_heads=2,
+                    attention_window=4,
+                )
+            ),
+            "LEDForConditionalGeneration has a softmax over 2 × 5 tokens, expected one over 13 × 13",
+        ),
+        (
             lambda: hf.JetMoeForCausalLM(hf.JetMoeConfig(**JETMOE)),
             "JetMoeAttention: index_add routes tokens to experts before the scores",
         ),

@@ -8,6 +8,7 @@ from torch import nn
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.finder.chains import LAYOUT_OPERATIONS, MATRIX_PRODUCTS
 from rheoscope.pretrained.finder.projections import same_numbers
+from rheoscope.pretrained.finder.softmax_calls import softmax_indices
 from rheoscope.pretrained.finder.tape import ModuleCall, Operation, Tape, Value
 from rheoscope.shapes import RheoscopeError
 
@@ -81,12 +82,29 @@ def find_blocks(
     A block may contain one more of `cross_softmaxes`.
     """
     if not softmaxes:
-        raise RheoscopeError(
-            Message("{network} has no softmax over tokens, so it has no attention", network=type(network).__name__)
-        )
+        raise _no_attention(tape, network)
     members = {module for parent in network.modules() if isinstance(parent, nn.ModuleList) for module in parent}
     blocks = [_block(tape, _block_call(tape, members, index, softmaxes), index, other_block) for index in softmaxes]
     return [_with_cross(block, cross_softmaxes or []) for block in blocks]
+
+
+def _no_attention(tape: Tape, network: nn.Module) -> RheoscopeError:
+    """Why no tokens attend to all tokens: there is no softmax, or one over parts of a text (LED) or over two clouds (T5Gemma 2)."""
+    shapes = [tuple(tape.template(tape.operations[i].results[0]).shape[-2:]) for i in softmax_indices(tape)]
+    if not shapes:
+        return RheoscopeError(
+            Message("{network} has no softmax over tokens, so it has no attention", network=type(network).__name__)
+        )
+    shape = next((x for x in shapes if x[0] == tape.n_tokens), shapes[0])
+    return RheoscopeError(
+        Message(
+            "{network} has a softmax over {m} × {k} tokens, expected one over {n} × {n}",
+            network=type(network).__name__,
+            m=shape[0],
+            k=shape[1],
+            n=tape.n_tokens,
+        )
+    )
 
 
 def _with_cross(block: Block, cross_softmaxes: list[int]) -> Block:
