@@ -283,7 +283,9 @@ def _prove_pair(model: EncoderDecoder) -> Proof:
     source, target = (torch.randint(vocabulary // 4, vocabulary - 1, (n,), generator=generator) for n in limits)
     features = None if is_text else random_features(model.network, seed=2)
     linked = model.trace((source if features is None else features[0], target))
-    inputs = {"input_ids": source[None]} if features is None else feature_arguments(model.network, features)
+    inputs: dict[str, Any] = (
+        {"input_ids": source[None]} if features is None else feature_arguments(model.network, features)
+    )
     inputs |= {"decoder_input_ids": target[None], "use_cache": False}
     with CrossRecorder(len(linked.target), len(linked.source)) as cross:
         model.network(**inputs)
