@@ -310,6 +310,8 @@ export class Client {
   nextTokens = (id: string, step: number, tokens: number[]) => this.json<TokenProbability[]>(`api/traces/${id}/next/${step}`, { ids: tokens.join() })
   /** A report that is sent as blocks: a card, the atlas, or a training run. */
   report = <T>(path: string) => this.json<T>(path)
+  /** Whether the clouds of two traces can be shown on the same axes. */
+  commonSpace = (first: string, second: string) => this.json<{ shared: boolean }>(`api/traces/${first}/comparison/${second}/space`)
   editCost = (id: string) => this.json<EditCost>(`api/traces/${id}/cost`)
   corpus = () => this.json<CorpusSummary>('api/corpus')
   corpusHead = (analysis: string, field: string, layer: number, head: number, slice: number) => this.json<CorpusHead>(`api/corpus/${analysis}/${field}/${layer}/${head}`, { piece: String(slice) })

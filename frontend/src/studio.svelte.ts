@@ -73,6 +73,8 @@ export class Studio {
   private returnRequest = ''
   private pendingTrace = new AbortController()
   private comparisonRequest = ''
+  /** Ids of two traces of different models whose clouds have the same coordinates. */
+  private tracesInOneSpace = $state('')
   /** The edits before each change of them, which `undoEdit` restores. */
   private pastEdits: ToggledEdit[][] = []
 
@@ -126,8 +128,19 @@ export class Studio {
   get edits(): ToggledEdit[] { return this.link.edits.filter((edit) => !edit.off) }
   /** What the trace is compared with. Edits are compared with the state before them by default. */
   get compareWith(): string { return this.link.compareWith || (this.edits.length ? 'before' : '') }
-  /** Whether the comparison is with another model, whose points lie in another space. */
+  /** Whether the comparison is with another model. */
   get comparesModels(): boolean { return this.compareWith === 'untrained' || this.compareWith.startsWith('model:') }
+  /** Whether both clouds of a comparison are in one space: two texts, or two models that use the same coordinates. */
+  get sharesSpace(): boolean { return !this.comparesModels || (!!this.comparison && !!this.trace && this.tracesInOneSpace === `${this.comparison.id} ${this.trace.id}`) }
+  async findCommonSpace(comparison: OpenTrace, trace: OpenTrace): Promise<void> {
+    if (!this.comparesModels || !this.client.isLive) return
+    try {
+      const { shared } = await this.client.commonSpace(comparison.id, trace.id)
+      this.tracesInOneSpace = shared ? `${comparison.id} ${trace.id}` : ''
+    } catch (error) {
+      this.showError(error)
+    }
+  }
   /** The trace without the edits, if it is the comparison. */
   get traceBeforeEdits(): OpenTrace | null { return this.edits.length && this.compareWith === 'before' && this.comparison?.info ? this.comparison : null }
   get side(): Side { return this.traceBeforeEdits ? this.link.side : 'after' }

@@ -10,6 +10,8 @@ def test_two_models_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_studio() as (_, client):
         own, untrained = post_text(client), post_text(client, untrained=True)
         path = f"/api/traces/{untrained}/comparison/{own}"
+        assert client.get(f"{path}/space").json() == {"shared": False}
+        assert client.get(f"/api/traces/{own}/comparison/{own}/space").json() == {"shared": True}
         response = client.get(path)
         assert response.status_code == 200, response.text
         report = response.json()

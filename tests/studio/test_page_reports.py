@@ -142,7 +142,7 @@ def test_two_texts_and_two_checkpoints_are_compared(browser: Any, tmp_path: Path
         page.locator(".pick select").first.select_option(label="run/last")
         wait_for_url(page, "last")
         wait_until(page, lambda: not page.locator(".compare h3").first.inner_text().startswith("“"))
-        check_one_camera(page, "no common space")
+        check_one_camera(page, "on the same axes")
         page.locator(".compare .blocks", has_text="Both models have the same weights.").wait_for()
         check_view(page, page.url.replace("&language=en", ""), ".compare table")
 

@@ -30,7 +30,7 @@ export function cloudsInOneSpace(sides: readonly CloudSide[], isShown: readonly 
   return sides.map(({ points }, index) => ({ points: scaleToBall(points, ball), star: stars[index]!, frames }))
 }
 
-/** Two clouds of two models, which have no common space: each with its own scale and frames. The first is rotated to match the second where they have the same tokens. */
+/** Two clouds of two models without a common space: each with its own scale and frames. The first is rotated to match the second where they have the same tokens. */
 export function cloudsOfTwoModels(sides: readonly CloudSide[], isShown: readonly IsShown[]): ComparedCloud[] {
   const [first, second] = sides.map(({ points }, index) => {
     const ball = boundingBall(points, isShown[index]!, points.tokens)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from rheoscope.messages.message import Message
 from rheoscope.model_comparison.compare import compare_on_traces
+from rheoscope.model_comparison.shared_parts import shared_parts
 from rheoscope.picture.blocks import Drawing
 from rheoscope.report.comparison_blocks import comparison_blocks
 from rheoscope.running.progress import listen
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 SETTINGS = {"threshold": 0.1, "top": 5, "rank": "stream_change", "max_tokens": 64, "seed": 0}
 """The defaults of `rs.compare`."""
+
+
+def shares_space(first: "TextEntry", second: "TextEntry") -> bool:
+    """Whether the models of two texts have the same heads and write in the same coordinates, so that their clouds share axes."""
+    return shared_parts(first.edited_model.view, second.edited_model.view).same_heads
 
 
 def comparison_job(session: "Session", first: "TextEntry", second: "TextEntry") -> Job:

@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.studio.cards import atlas_json, card_json
-from rheoscope.studio.compared_models import comparison_job
+from rheoscope.studio.compared_models import comparison_job, shares_space
 from rheoscope.studio.jobs import MissingError
 from rheoscope.studio.responses import JSON_TYPE, StudioState, json_response
 from rheoscope.studio.served_state import Studio, wait_for_client
@@ -49,6 +49,13 @@ async def get_comparison(studio: StudioState, trace: str, other: str, request: R
         return json_response(await wait_for_client(job, request))
     finally:
         studio.session.queue.release(holder_id)
+
+
+@router.get("/traces/{trace}/comparison/{other}/space")
+async def get_common_space(studio: StudioState, trace: str, other: str) -> Response:
+    """Whether the clouds of two traces can be shown on the same axes."""
+    first, second = await studio.get_entry(trace), await studio.get_entry(other)
+    return json_response({"shared": await studio.run_quick(first, lambda: shares_space(first, second))})
 
 
 def require_training_runs(studio: Studio) -> TrainingRuns:

@@ -50,7 +50,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
     ]
     panels += [token_map(dataset)] if "token_divergence" in dataset else []
     panels += [layer_map(dataset)] if "layer_similarity" in dataset else []
-    return Picture(Message("What differs between two models"), CAPTION, tuple(panels))
+    return Picture(Message("Where the models differ: heads and depth"), CAPTION, tuple(panels))
 
 
 def changed_heads(dataset: "xarray.Dataset", name: str, title: Message, types: "xarray.Dataset | None") -> Panel:
