@@ -21,6 +21,7 @@ OTHER_MEANINGS = {
     ("report/pictures/dynamics.py", "heat"): "an experiment on particles",
     ("covers/fixed_point/", "boundary"): "a field of fixed_point",
     ("flow/density_clusters/", "clusters"): "the name of a line in a plot",
+    ("learn/monitor/", "agreement"): "a quantity of the monitor",
     ("studio/detail_queries.py", "scores"): "a kind of map",
     ("studio/head_detail.py", "agreement"): "an array of the wire format",
     ("studio/particle_simulation.py", "clusters"): "a number of the wire format",

@@ -6,6 +6,7 @@ analyses                              a table of every analysis: its name, its q
 load_series                           the checkpoints of a training run as a series of models, loaded one at a time
 over_series                           any analysis over a series: one result with the axis checkpoint
 compare                               two models: which heads changed, where the flows diverge, what each predicts
+Monitor                               a training monitor: every head on a fixed batch while a model trains, logs and alarms
 story                                 what happens to a text in a model, line by line, with measured numbers and their nulls
 card                                  the claims of the seed documents about a model, over many texts: effect, interval, answer
 atlas                                 the cards of several models side by side
@@ -48,6 +49,7 @@ _PUBLIC_MODULES = {
     "Comparisons": "rheoscope.covers.comparison_arms",
     "Features": "rheoscope.running.features",
     "Mechanism": "rheoscope.attention.mechanism",
+    "Monitor": "rheoscope.learn.monitor.monitor",
     "RheoscopeError": "rheoscope.shapes",
     "analyses": "rheoscope.catalogue",
     "atlas": "rheoscope.report.atlas",

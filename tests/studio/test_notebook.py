@@ -17,6 +17,7 @@ from tests.studio.cases import TEXT, small
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST_LOOK, FEATURES = EXAMPLES / "first_look.ipynb", EXAMPLES / "features.ipynb"
+TRAINING_MONITOR = EXAMPLES / "training_monitor.ipynb"
 
 
 @pytest.fixture
@@ -104,6 +105,16 @@ def test_the_notebook_of_features_shows_the_numbers_of_the_guide() -> None:
     assert outputs[4][["feature_from", "feature_to"]].values[:2].tolist() == [[457, 457], [685, 685]]
     assert (max(outputs[5][0]) > 20, max(outputs[5][1])) == (True, 0)
     assert outputs[6] == pytest.approx((2.22, -2.58), abs=0.01)
+
+
+def test_the_notebook_of_the_training_monitor_reports_the_dead_head() -> None:
+    cells = json.loads(TRAINING_MONITOR.read_text(encoding="utf-8"))["cells"]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
+        assert not cell["outputs"]
+        run_cell("".join(cell["source"]), number, namespace)
+    (alarm,) = namespace["monitor"].alarms
+    assert (alarm.rule, alarm.step, alarm.layer, alarm.head) == ("dead_head", 50, 0, 1)
 
 
 def test_cells_share_one_copy_of_the_page(page: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,10 @@ Penalty = Annotated[
 ObservedSteps = Annotated[
     str | None, typer.Option("--look", metavar="0,100,…", help="Steps at which the geometry is measured and stored.")
 ]
+MonitorInterval = Annotated[
+    int | None,
+    typer.Option("--monitor", metavar="STEPS", min=1, help="Check all heads every so many steps, with alarms."),
+]
 ListRecipes = Annotated[bool, typer.Option("--list", help="List every recipe.")]
 
 
@@ -58,6 +62,7 @@ def train(
     tensorboard: TensorBoard = False,
     penalty: Penalty = None,
     look: ObservedSteps = None,
+    monitor: MonitorInterval = None,
     show_list: ListRecipes = False,
 ) -> None:
     """Train a Transformer by a recipe, or resume a run.
@@ -67,6 +72,7 @@ def train(
     Examples:  rheoscope train --list    ·    rheoscope train tiny --data book.txt --out run
     ·    rheoscope train translation --data train.en train.de --out run    ·    rheoscope generate --model run "Once"
     ·    rheoscope train tiny --data book.txt --out run --set projection=tied --look 0,50,200    ·    rheoscope learned run
+    ·    rheoscope train tiny --data book.txt --out run --monitor 20    ·    rheoscope studio --runs run
     """
     if not show_list and (recipe is None or out is None):
         raise UsageProblem(
@@ -78,10 +84,14 @@ def train(
     if recipe is None or out is None or show_list:
         show_recipes()
     else:
-        observer_factory = None
+        observer_factories = []
         if look is not None:
             from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 
-            observer_factory = partial(GeometryObserver.from_task, parse_steps(look), out)
+            observer_factories.append(partial(GeometryObserver.from_task, parse_steps(look), out))
+        if monitor is not None:
+            from rheoscope.learn.monitor.monitor_observer import MonitorObserver
+
+            observer_factories.append(partial(MonitorObserver.from_task, monitor, out))
         options = held_out or (), settings or (), steps, device, tensorboard, penalty or ()
-        run_training(recipe, data or (), out, *options, observer_factory=observer_factory)
+        run_training(recipe, data or (), out, *options, observer_factories=observer_factories)

@@ -12,6 +12,8 @@ from rheoscope.learn.curves import read_started_curves
 from rheoscope.learn.entrants import BASELINE
 from rheoscope.learn.geometry_over_training import learned
 from rheoscope.learn.geometry_report import build_table
+from rheoscope.learn.monitor.logs import ALARMS, FINISHED, MONITOR_FOLDER, READINGS, read_alarms, read_readings
+from rheoscope.learn.monitor.monitor_pictures import monitor_blocks, monitor_sentence
 from rheoscope.learn.race_files import RACE_FILE, list_packs, read_race_settings
 from rheoscope.learn.race_page import geometry_picture, progress_picture, race_picture
 from rheoscope.learn.race_result import best_rate_observations, median_speeds, race_result
@@ -42,10 +44,26 @@ class RunState:
 
 
 def run_reader(folder: Path) -> Callable[[Path], RunState] | None:
-    """The function that reads the run in a folder: a race or a training run. None if the folder holds neither."""
+    """The function that reads the run in a folder: a race, a training run, or a run that was monitored. None if it holds none."""
     if (folder / RACE_FILE).is_file():
         return race_state
-    return training_state if (folder / RECIPE).is_file() else None
+    if (folder / RECIPE).is_file():
+        return training_state
+    return monitored_state if (folder / MONITOR_FOLDER / READINGS).is_file() else None
+
+
+def monitored_state(folder: Path) -> RunState:
+    """A run of any trainer with `rs.Monitor(model, log=folder)`. How many steps it takes is not known."""
+    readings, alarms = read_readings(folder), read_alarms(folder)
+    if not readings:
+        return RunState(0, 1, Message("The monitor has not measured yet."), [])
+    step = readings[-1].step
+    return RunState(
+        step,
+        step + int(not (folder / MONITOR_FOLDER / FINISHED).exists()),
+        monitor_sentence(readings, alarms),
+        monitor_blocks(folder),
+    )
 
 
 def training_state(folder: Path) -> RunState:
@@ -60,7 +78,8 @@ def training_state(folder: Path) -> RunState:
         caption = Message("Losses in nats per token. To observe geometry too, train with --look 0,100,300,1000.")
     picture = Picture(Message("Loss and geometry during training"), caption, (loss_panel(log), *panels))
     tables = [] if geometry is None else [build_table(geometry)]
-    return RunState(step, steps, training_sentence(step, steps, log), [Drawing(picture), *tables])
+    blocks = [Drawing(picture), *tables, *monitor_blocks(folder)]
+    return RunState(step, steps, training_sentence(step, steps, log), blocks)
 
 
 def training_sentence(step: int, steps: int, log: Sequence[dict[str, Any]]) -> Message:
@@ -129,4 +148,5 @@ def race_state(folder: Path) -> RunState:
 def run_files(folder: Path) -> list[Path]:
     """The files of a run that its state is read from."""
     patterns = (RACE_FILE, RECIPE, LOG, f"{OBSERVATIONS}/*.json", f"packs/*/{LOG}", f"packs/*/{OBSERVATIONS}/*.json")
+    patterns += (f"{MONITOR_FOLDER}/{READINGS}", f"{MONITOR_FOLDER}/{ALARMS}", f"{MONITOR_FOLDER}/{FINISHED}")
     return [file for pattern in patterns for file in sorted(folder.glob(pattern))]

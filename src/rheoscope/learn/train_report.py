@@ -25,6 +25,7 @@ from rheoscope.shapes import RheoscopeError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from torch import nn
 
 ObserverFactory = Callable[[Task, Recipe], Observer]
 """Creates the observer of a run once its task and recipe are known."""
@@ -85,7 +86,7 @@ def run_training(
     device: str | None = None,
     tensorboard: bool = False,
     penalties: Sequence[str] = (),
-    observer_factory: ObserverFactory | None = None,
+    observer_factories: Sequence[ObserverFactory] = (),
 ) -> None:
     """Run `rheoscope train`: prepare the data, start or continue training, and print the next command."""
     changes = dict(parse_setting(text) for text in settings) | ({} if steps is None else {"steps": steps})
@@ -96,7 +97,7 @@ def run_training(
         if placement.is_first:
             check_run_directory(out, target_recipe.to_dict())
         try:
-            line = _train(name, target_recipe, data, held_out, out, device, tensorboard, placement, observer_factory)
+            line = _train(name, target_recipe, data, held_out, out, device, tensorboard, placement, observer_factories)
         except KeyboardInterrupt:
             if placement.is_first:
                 status = training_state.checkpoint_status(out)
@@ -131,19 +132,19 @@ def _train(
     device: str | None,
     tensorboard: bool,
     placement: Process,
-    observer_factory: ObserverFactory | None,
+    observer_factories: Sequence[ObserverFactory],
 ) -> Message:
     """Prepare the data, train, and return the final line."""
     with preparation_bar(placement.is_first) as on_stage, remove_created(out) if placement.is_first else nullcontext():
         task, tokenizer = load_task(name, target_recipe, data, held_out, out / "data", placement, on_stage)
         task.check(target_recipe)
-        observer = None if observer_factory is None else observer_factory(task, target_recipe)
+        observers = [make_observer(task, target_recipe) for make_observer in observer_factories]
     start_step = training_state.last_checkpoint_step(out)
     report_pace = _make_pace_reporter(target_recipe, start_step, task.vocabulary, placement)
     with training_bar(target_recipe, out, start_step, placement.is_first, tensorboard) as on_figures:
         report_step = lambda step_figures: (on_figures(step_figures), report_pace(step_figures))  # noqa: E731
         figures = train(
-            target_recipe, task, out, tokenizer, device, on_progress=report_step, log=_log, observe=observer
+            target_recipe, task, out, tokenizer, device, on_progress=report_step, log=_log, observe=call_all(observers)
         )
     facts = {"out": str(out), "figures": figures_text(figures), "step": figures["step"]}
     command = next_command(target_recipe, out, tokenizer)
@@ -157,6 +158,18 @@ def _train(
         more=2 * target_recipe.steps,
         **facts,
     )
+
+
+def call_all(observers: Sequence[Observer]) -> Observer | None:
+    """One observer that calls all; None if there are none, since any observer costs time on a GPU."""
+    if not observers:
+        return None
+
+    def observe(step: int, model: "nn.Module") -> None:
+        for observer in observers:
+            observer(step, model)
+
+    return observe
 
 
 def _make_pace_reporter(target_recipe: Recipe, start_step: int, vocabulary: int, placement: Process) -> OnProgress:

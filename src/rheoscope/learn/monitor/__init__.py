@@ -1,0 +1,1 @@
+"""The training monitor: quantities of every head, alarms and logs."""
