@@ -3,6 +3,7 @@
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import rheoscope as rs
+from rheoscope.attention.mask import BooleanMask
+from rheoscope.pretrained.finder import describe_network
+from rheoscope.pretrained.finder.segments import within_segments
 from rheoscope.pretrained.packed_patches import pack_patches, unpack_patches
 from rheoscope.shapes import RheoscopeError
 from tests.pretrained.cases import gap, randomised
@@ -201,6 +205,32 @@ def test_windows_of_patches_are_the_mask_of_their_layers() -> None:
     is_same = torch.tensor([[query == key for key in windows] for query in windows])
     assert torch.equal(trace.weights(0, 0) > 0, is_same)
     assert bool((trace.weights(1, 0) > 0).all())
+
+
+def all_pairs(mask: BooleanMask) -> torch.Tensor:
+    return torch.ones_like(mask.allowed)
+
+
+def shifted_by_a_patch(mask: BooleanMask) -> torch.Tensor:
+    return mask.allowed.roll((1, 1), (0, 1))
+
+
+def later_patches_hidden(mask: BooleanMask) -> torch.Tensor:
+    return mask.allowed.tril()
+
+
+@pytest.mark.parametrize("change", [all_pairs, shifted_by_a_patch, later_patches_hidden])
+def test_wrong_windows_are_refused_by_the_certificate(
+    change: Callable[[BooleanMask], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_wrong_windows(*arguments: Any) -> Any:
+        mechanism = within_segments(*arguments)
+        is_window = isinstance(mechanism.mask, BooleanMask)
+        return replace(mechanism, mask=BooleanMask(change(mechanism.mask))) if is_window else mechanism
+
+    monkeypatch.setattr(describe_network, "within_segments", with_wrong_windows)
+    with pytest.raises(RheoscopeError, match="does not reproduce this model"):
+        rs.load(packed_tower("qwen2_5_vl"))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])

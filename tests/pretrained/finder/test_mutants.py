@@ -339,6 +339,12 @@ MUTANTS: dict[str, dict[str, Mutation]] = {
             lambda rotate: lambda x, p: interleave_pairs(rotate(pairs_in_halves(x), p))
         ),
     },
+    "gemma3n": {
+        "window of a mixed stream one larger": with_mechanism(mask=Causal() & Window(6)),
+        "no norm after attention that is added to a mixed stream": without("output_norm"),
+        "no norm of values of a mixed stream": without("v_norm"),
+        "attention reads a mixed stream without its norm": lambda heads: replace(heads, norm=Norm()),
+    },
     "distilbert": {
         "a causal mask in an encoder": with_mechanism(mask=Causal()),
         "a norm before the heads": lambda heads: replace(heads, norm=Norm(lambda x: x - x.mean(-1, keepdim=True))),
