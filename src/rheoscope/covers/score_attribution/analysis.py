@@ -19,6 +19,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.components import components, resolve_positions
 from rheoscope.space.head import Heads, single_head_mechanism
+from rheoscope.space.model_parts import Norm
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
 from rheoscope.space.safe_arithmetic import at_least_float32
@@ -86,9 +87,9 @@ def score_attribution(
         query_position, key_position = resolve_positions([query, key], len(trace))
         pair_weights = at_least_float32(trace.points).new_ones(1, 1)
         _check_visible(heads, len(trace), query_position, key_position)
-    (q, query_names), (k, key_names) = (
-        x_hat_components(trace, layer, position, features) for position in (query_position, key_position)
-    )
+    q, query_names = x_hat_components(trace, layer, query_position, features)
+    is_same_token = query_position == key_position
+    k, key_names = (q, query_names) if is_same_token else x_hat_components(trace, layer, key_position, features)
     table = kernel(
         heads, head, q, _token_positions(trace, query_position), k, _token_positions(trace, key_position), pair_weights
     ).cpu()
@@ -133,10 +134,19 @@ def kernel(
     `query_parts` and `key_parts` are components of x̂ of the tokens at `query_positions` and `key_positions`.
     """
     group, encode_position = heads.kv_head(head), heads.mechanism.position.encode
-    q = head_vector_parts(heads.norm, query_parts, heads.W_Q, heads.b_Q, heads.q_norm)[:, head : head + 1]
-    k = head_vector_parts(heads.norm, key_parts, heads.W_K, heads.b_K, heads.k_norm)[:, group : group + 1]
+    q = _vector_parts_of_head(heads.norm, query_parts, heads.W_Q, heads.b_Q, heads.q_norm, head)
+    k = _vector_parts_of_head(heads.norm, key_parts, heads.W_K, heads.b_K, heads.k_norm, group)
     q, k = encode_position(q, query_positions)[:, 0] * heads.scale, encode_position(k, key_positions)[:, 0]
     return q.flatten(1) @ (pair_weights.to(k) @ k).flatten(1).mT
+
+
+def _vector_parts_of_head(
+    norm: Norm, parts: Float[Tensor, "c n d"], W: Tensor, b: Tensor | None, qk_norm: Norm | None, head: int
+) -> Float[Tensor, "part 1 n k"]:
+    """The parts of the queries or keys of one head. A norm of queries or keys may divide all heads by one length."""
+    if qk_norm is not None:
+        return head_vector_parts(norm, parts, W, b, qk_norm)[:, head : head + 1]
+    return head_vector_parts(norm, parts, W[head : head + 1], None if b is None else b[head : head + 1], None)
 
 
 def pattern_weights(heads: Heads, trace: Trace, layer: int, head: int) -> Float[Tensor, "n n"]:
