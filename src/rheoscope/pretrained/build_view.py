@@ -21,7 +21,7 @@ from rheoscope.running.loading_stages import Progress
 from rheoscope.running.multiple_devices import on_one_device
 from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.stream import ModelDescription
-from rheoscope.running.weight_files import check_weights, fingerprint
+from rheoscope.running.weight_files import checked_fingerprint
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
@@ -34,7 +34,6 @@ def describe_model(
     n_layers = getattr(network.config.get_text_config(), "num_hidden_layers", 1)
     if n_layers is not None and n_layers < 1:
         raise RheoscopeError(Message("the model has {layers} layers, expected at least 1", layers=n_layers))
-    check_weights(network)
     model_facts = facts(network, family, name, progress)
     if is_pair(network):
         source, target = (finished(x, network) for x in describe_pair(network, tapes))
@@ -103,7 +102,7 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
         "model": name,
         "type": network.config.model_type,
         "family": getattr(family, "FAMILY", family.__name__.rsplit(".", 1)[-1]),
-        "weights": fingerprint(network, adapter_state(network), progress),
+        "weights": checked_fingerprint(network, adapter_state(network), progress),
         "dtype": str(weights[0].dtype).removeprefix("torch."),
         "device": ", ".join(sorted({str(weight.device) for weight in weights})),
     }

@@ -19,7 +19,6 @@ from rheoscope.pretrained.network_inputs import random_features
 from rheoscope.pretrained.proof_run import (
     PaddingError,
     ProofRun,
-    SoftmaxRecorder,
     record_layer_weights,
     weights_by_head,
 )
@@ -105,17 +104,20 @@ def certify_pair(model: PretrainedPair, ids: Tensor) -> Certificate:
     source, target = pair_ids(ids)
     if isinstance(model, FeaturePair):
         source = random_features(model.network, seed=1)[0]
-    with visible_softmax(model.network), SoftmaxRecorder() as recorder:
+    encoder, decoder = model.source_description, model.description
+    with (
+        visible_softmax(model.network),
+        record_layer_weights(encoder, encoder.attention_modules) as source_weights,
+        record_layer_weights(decoder, decoder.attention_modules) as target_weights,
+        record_layer_weights(decoder, decoder.cross_attention_modules) as cross_weights,
+    ):
         linked = model.trace((source, target))
-    weights: dict[tuple[int, ...], list[Tensor]] = {}
-    for x in recorder.weights:
-        weights.setdefault(tuple(x.shape[-2:]), []).append(weights_by_head(x, x.shape[-1]))
     s, t = len(linked.source), len(linked.target)
     result = certificate.combine_certificates(
         [
-            certificate.certify(linked.source, weights.get((s, s), [])),
-            certificate.certify(linked.target, weights.get((t, t), [])),
-            certificate.certify_cross_attention(linked.target, weights.get((t, s), [])),
+            certificate.certify(linked.source, [weights_by_head(x, s) for x in source_weights]),
+            certificate.certify(linked.target, [weights_by_head(x, t) for x in target_weights]),
+            certificate.certify_cross_attention(linked.target, [weights_by_head(x, s) for x in cross_weights]),
         ]
     )
     return replace(result, coverage=Coverage(tuple(range(max(s, t))), untested=PAIR_UNTESTED))
@@ -124,6 +126,9 @@ def certify_pair(model: PretrainedPair, ids: Tensor) -> Certificate:
 @torch.no_grad()
 def trace_eager(model: Pretrained, ids: Tensor) -> tuple[Trace, list[Tensor]]:
     """One run with eager attention: its points, and the weights (h, n, n) of every layer, as its softmaxes return them."""
-    with visible_softmax(model.network), record_layer_weights(model) as weights:
+    with (
+        visible_softmax(model.network),
+        record_layer_weights(model.description, model.description.attention_modules) as weights,
+    ):
         trace = model.trace(ids)
     return trace, [weights_by_head(x, len(ids)).to(model.device) for x in weights]

@@ -24,7 +24,7 @@ from rheoscope.running import certificate
 from rheoscope.running.certificate import Certificate, Coverage, LayerErrors, Texts
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.runner import allocate_points
-from rheoscope.running.stream import record_points
+from rheoscope.running.stream import ModelDescription, record_points
 from rheoscope.running.thread_hooks import ModuleHook, apply_module_hooks, on_turn
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
@@ -68,7 +68,7 @@ class ProofRun:
         with (
             visible_softmax(model.network),
             record_points(model.description, points),
-            record_layer_weights(model) as layer_weights,
+            record_layer_weights(model.description, model.description.attention_modules) as layer_weights,
             apply_module_hooks(checks),
             suppress_after(layers),
         ):
@@ -210,8 +210,8 @@ def _options(planned: Tensor, reason: Message, *others: Tensor) -> list[tuple[Te
 
 
 @contextmanager
-def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
-    """Inside, the result of the last softmax in the attention of every layer. Softmaxes of other blocks are left out.
+def record_layer_weights(description: ModelDescription, modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Inside, the result of the last softmax in one module of every layer, as that of its attention. Softmaxes of other blocks are left out.
 
     Where a module returns this very result, further modules of its class are not searched for it.
     """
@@ -234,8 +234,8 @@ def record_layer_weights(model: Pretrained) -> Iterator[list[Tensor]]:
         if isinstance(returned, Tensor) and returned.is_set_to(layer_weights[-1]):
             returning_classes.add(type(module))
 
-    last_taps = [layer_taps[-1] for layer_taps in model.description.layer_taps]
-    pairs = zip(last_taps, model.description.attention_modules, strict=True)
+    last_taps = [layer_taps[-1] for layer_taps in description.layer_taps]
+    pairs = zip(last_taps, modules, strict=True)
     hooks = [
         on_turn(hook, tap.turn, tap.n_turns)
         for tap, module in pairs

@@ -10,6 +10,7 @@ from rheoscope.pretrained.finder.tape_file import TapeFile, tape_file
 from rheoscope.pretrained.hf_model import Pretrained
 from rheoscope.pretrained.unsupported_networks import refuse_undescribed
 from rheoscope.running.certificate import Certificate
+from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.loading_stages import Progress
 from rheoscope.running.stored_tensor import deferring
 
@@ -25,7 +26,8 @@ def proven_model(
     def describe_and_certify(tapes: TapeFile | None) -> tuple[Pretrained, Certificate]:
         with deferring():
             model = describe_model(network, tokenizer, name, hash_progress, tapes)
-        return model, certify(model, proof_progress)
+        with eval_mode(network):  # once, instead of in every function of the description
+            return model, certify(model, proof_progress)
 
     with silence_libraries(), refuse_undescribed(network):
         tapes = tape_file(network) if is_as_written and is_found(network) else None

@@ -1,7 +1,7 @@
 """The certificate of a View: on a few tokens it must reproduce what the model computes."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -226,16 +226,26 @@ def cloud_errors(
 @torch.no_grad()
 def certify_cross_attention(trace: Trace, model_weights: Sequence[Float[Tensor, "h n s"]]) -> Certificate:
     """The same for the cross-attention of every layer."""
-    errors = []
-    for layer, layer_weights in enumerate(model_weights):
-        weights, closure = (
-            _weights_error(_cross_weights(trace, layer), layer_weights),
-            cross_closure_error(trace, layer),
-        )
-        head_scores = [partial(trace.cross_scores, layer, head) for head in range(trace.view.heads)]
-        scores = _largest_rounded_score(trace.view.dtype, max(weights, closure), head_scores)
-        errors.append((weights, closure, cross_operators_error(trace, layer), scores))
+    errors = [cross_errors(trace, layer, layer_weights) for layer, layer_weights in enumerate(model_weights)]
     return certificate_of(trace.view, errors, len(trace), trace.points.device)
+
+
+def cross_errors(trace: Trace, layer: int, model_weights: Float[Tensor, "h n s"]) -> LayerErrors:
+    """The errors of the cross-attention of one layer. Queries are compared on the target, keys and values on the source."""
+    cross_heads, (x, memory) = trace.view.cross_heads[layer], trace.cross_inputs(layer)
+    after = trace.points[trace.index(Step(layer, "resid_mid")) + 1]
+    dtype, q_k_v = trace.view.dtype, cross_heads.qkv(x, memory)
+    outputs, own_weights = (values[0] for values in reference_attention(cross_heads.mechanism, *q_k_v))
+    weights = _weights_error(own_weights, model_weights)
+    displacements, bias = cross_heads.target_heads.displacements_of(outputs, x)
+    closure = _relative_residual(dtype, x, after, displacements.sum(0) + bias)
+    head_scores = [partial(cross_heads.scores, x, memory, head) for head in range(cross_heads.n_heads)]
+    score = _largest_rounded_score(dtype, max(weights, closure), head_scores)
+    target, source = cross_heads.target_heads, cross_heads.source_heads
+    operators = _worst(
+        (*_projection_errors(target, x, q_k_v, slice(0, 1)), *_projection_errors(source, memory, q_k_v, slice(1, 3)))
+    )
+    return weights, closure, operators, score
 
 
 def combine_certificates(certificates: Sequence[Certificate]) -> Certificate:
@@ -333,10 +343,6 @@ def _weights_error(recomputed: Float[Tensor, "h *pairs"], model_weights: Float[T
     return float((recomputed - model_weights.to(recomputed.dtype)).abs().max())
 
 
-def _cross_weights(trace: Trace, layer: int) -> Float[Tensor, "h n s"]:
-    return torch.stack([trace.cross_weights(layer, head) for head in range(trace.view.heads)])
-
-
 def closure_error(trace: Trace, layer: int) -> float:
     """|x_mid - x - sum_h Delta_h - bias| / |x_mid - x|, over the whole cloud.
 
@@ -345,14 +351,6 @@ def closure_error(trace: Trace, layer: int) -> float:
     before, after = trace.points[trace.input_steps[layer]], trace.points[trace.mid_steps[layer]]
     update = trace.displacements(layer).sum(0) + trace.bias(layer)
     return _relative_residual(trace.view.dtype, before, after, update)
-
-
-def cross_closure_error(trace: Trace, layer: int) -> float:
-    """The same for the displacement of cross-attention."""
-    mid_step = trace.index(Step(layer, "resid_mid"))
-    displacements, bias = trace.cross_displacements(layer), trace.cross_bias(layer)
-    before, after = trace.points[mid_step], trace.points[mid_step + 1]
-    return _relative_residual(trace.view.dtype, before, after, displacements.sum(0) + bias)
 
 
 def _relative_residual(
@@ -366,26 +364,20 @@ def _relative_residual(
 
 def operators_error(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Projected | None = None) -> float:
     """|q̂ - q| / |q| with q̂ = x̂ through the folded matrices; the largest for q, k and v."""
+    return _worst(_projection_errors(heads, x, heads.qkv(x) if q_k_v is None else q_k_v, slice(0, 3)))
+
+
+def _projection_errors(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Sequence[Tensor], which: slice) -> Iterator[float]:
+    """The same for some of q, k and v, each by itself."""
     x_hat = heads.norm.normalise(x)
-    projections = (
+    matrices = (
         (heads.W_Q, heads.b_Q, heads.q_norm),
         (heads.W_K, heads.b_K, heads.k_norm),
         (heads.W_V, heads.b_V, heads.v_norm),
     )
-    pairs = zip(
-        (project_normalised(heads.norm, x_hat, *projection) for projection in projections),
-        heads.qkv(x) if q_k_v is None else q_k_v,
-        strict=True,
-    )
-    return _worst(
-        float((recomputed - original[0]).norm()) / max(float(original.norm()), 1e-30) for recomputed, original in pairs
-    )
-
-
-def cross_operators_error(trace: Trace, layer: int) -> float:
-    """The same for cross-attention, after the norms of the target and of the source."""
-    cross_heads, (x, memory) = trace.view.cross_heads[layer], trace.cross_inputs(layer)
-    return _worst((operators_error(cross_heads.target_heads, x), operators_error(cross_heads.source_heads, memory)))
+    for matrix, original in zip(matrices[which], q_k_v[which], strict=True):
+        recomputed = project_normalised(heads.norm, x_hat, *matrix)
+        yield float((recomputed - original[0]).norm()) / max(float(original.norm()), 1e-30)
 
 
 def _worst(errors: Iterable[float]) -> float:

@@ -134,7 +134,8 @@ def cross_heads(pair: PairTape, block: Block, described: DescribedBlock, memory:
         raise RheoscopeError(Message("{module} reads nothing of the source", module=type(block.call.module).__name__))
     end, points = block.call.last_operation, half.before
     tokens, source_tokens = tape.descendants({points}, end), tape.descendants({memory}, end)
-    call = read_softmax_call(tape, block.cross_softmax, tokens | source_tokens)
+    softmax = block.cross_softmax
+    call = tape.share(("call", softmax), lambda: read_softmax_call(tape, softmax, tokens | source_tokens))
     if not bool(call.mask.all()) or call.bias is not None or call.cap is not None or call.sinks is not None:
         raise RheoscopeError(Message("cross-attention has a mask, a bias, a cap or a sink"))
     q = match_projection(tape, call.queries, points, tokens)

@@ -128,7 +128,8 @@ def head_projection(tape: Tape, projection: Projection, n_heads: int, groups: bo
     if len(parts) > 1 or parts[0].inner is not None:
         return _latent_projection(tape, parts, n_heads)
     (part,) = parts
-    index, gain, bias = _by_head(part, n_heads, groups)
+    key = "by head", part.placement, n_heads, groups
+    index, gain, bias = tape.share(key, lambda: _by_head(tape, part, n_heads, groups))
     if part.norm is None:
         return _plain_projection(tape, part, index, gain, bias)
     return _normed_projection(tape, part, part.norm, index, gain, bias)
@@ -157,19 +158,15 @@ def join_coordinates(projections: list[HeadProjection]) -> HeadProjection:
     )
 
 
-def _by_head(part: ProjectionPart, n_heads: int, groups: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _by_head(tape: Tape, part: ProjectionPart, n_heads: int, groups: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The coordinates of every head; with `groups`, every key/value head once, if consecutive heads share it."""
     placement = part.placement
-    by_head = tuple(x.view(n_heads, -1) for x in (placement.index, placement.gain, placement.bias))
-    return _grouped(*by_head) if groups else by_head  # type: ignore[return-value]
-
-
-def _grouped(index: Tensor, gain: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Every key/value head once, if consecutive heads share it."""
-    n_groups = len(torch.unique(index, dim=0))
-    first = slice(None, None, len(index) // n_groups)
-    if all(bool((x[first].repeat_interleave(len(index) // n_groups, 0) == x).all()) for x in (index, gain, bias)):
-        return index[first], gain[first], bias[first]
-    return index, gain, bias
+    index, key = placement.index.view(n_heads, -1), ("heads of a group", placement.index, n_heads)
+    n_shared = tape.share(key, lambda: n_heads // len(torch.unique(index, dim=0))) if groups else 1
+    by_head = index, placement.gain.view(n_heads, -1), placement.bias.view(n_heads, -1)
+    first = tuple(x[::n_shared] for x in by_head)
+    is_shared = all(torch.equal(x.repeat_interleave(n_shared, 0), y) for x, y in zip(first, by_head, strict=True))
+    return first if n_shared > 1 and is_shared else by_head  # type: ignore[return-value]
 
 
 def weight_matrix(tape: Tape, part: ProjectionPart) -> Tensor:
@@ -198,7 +195,7 @@ def _weight_function(tape: Tape, part: ProjectionPart) -> WeightFunction:
 def _plain_projection(tape: Tape, part: ProjectionPart, index: Tensor, gain: Tensor, offset: Tensor) -> HeadProjection:
     """x ↦ x W + b. A bias that is added after the weight arrives as the offset."""
     bias, has_offset = weight_bias(tape, part), bool((offset != 0).any())
-    of_heads = coordinate_choice(index, gain)
+    of_heads = tape.share(("choice", index, gain), lambda: coordinate_choice(index, gain))
     W = of_heads(weight_matrix(tape, part)).movedim(-2, 0)
     b = None if bias is None else of_heads(bias)
     if has_offset:
@@ -217,7 +214,9 @@ def _normed_projection(
     """x ↦ norm(x W + b) gain per head: `index` counts the coordinates of the norm's source."""
     constants, before = step.constants, step.placement
     assert before is not None
-    plain = _plain_projection(tape, part, before.index[index], before.gain[index], before.bias[index])
+    key = "before a norm", before, part.placement.index, index.shape
+    own = tape.share(key, lambda: (before.index[index], before.gain[index], before.bias[index]))
+    plain = _plain_projection(tape, part, *own)
     gain, offset = with_own_gain(tape, step.norm, index, gain, offset)
     dtype = torch.promote_types(plain.W.dtype, torch.float32)
     norm_gain, bias = (_shared_row(x).to(dtype) for x in (gain * constants.gain, offset))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from rheoscope.messages.message import Message
 from rheoscope.pretrained.effective_weights import effective_weights
 from rheoscope.pretrained.finder.chains import Normalisation, Weight, frontier
-from rheoscope.pretrained.finder.coordinates import coordinate_map, is_positions
+from rheoscope.pretrained.finder.coordinates import coordinate_map, filled_with, is_positions
 from rheoscope.pretrained.finder.feed_forward import apply_modules, module_chain
 from rheoscope.pretrained.finder.head_matrices import read_norm
-from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay_as_recorded
+from rheoscope.pretrained.finder.tape import ModuleCall, Tape, Value, replay, replay_as_recorded
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model_parts import Norm
 
@@ -155,11 +155,17 @@ class Unembedding:
 def read_unembedding(
     tape: Tape, network: Any, output: Value, logits: Value | None, norm: Norm, cap: float | None
 ) -> Unembedding:
-    """The factor of the logits, by comparison of the network's logits with the norm and the unembedding at random points."""
+    """The factor of the logits, by comparison of the network's logits with the norm and the unembedding at random points.
+
+    If a product reads the unembedding itself, what it multiplies is compared, and no logits are computed.
+    """
     module = network.get_output_embeddings()
     if module is None or logits is None or not isinstance(getattr(module, "weight", None), Tensor):
         return Unembedding(None, None)
     weight, bias = effective_weights(module)
+    at_product = _at_product(tape, output, logits, norm, weight, bias)
+    if at_product is not None:
+        return at_product
     projection = _output_projection(tape, output, logits, weight)
     points = random_points(tape, output)
     x = norm.apply(points).flatten(0, -2)[:COMPARED_TOKENS]
@@ -180,6 +186,42 @@ def read_unembedding(
     offset = (expected - own * scale).mean(0)
     has_offset = float(offset.abs().max()) > CLOSE * float(expected.abs().max())
     return Unembedding(scale, projection, offset.to(x) if has_offset else None)
+
+
+def _at_product(
+    tape: Tape, output: Value, logits: Value, norm: Norm, weight: Float[Tensor, "v w"], bias: Tensor | None
+) -> Unembedding | None:
+    """The same from what the product with the unembedding reads and from what follows it; None if that is no factor and bias."""
+    try:
+        (stage, *more) = frontier(tape, logits, tape.descendants({output}), output)
+    except RheoscopeError:  # a cap
+        return None
+    if more or not isinstance(stage, Weight) or not _is_transpose(tape.tensors[stage.matrix], weight):
+        return None
+    points = random_points(tape, output)
+    x, y = norm.apply(points).double(), replay(tape, [stage.source], {output: points})[0]
+    if x.numel() != y.numel():  # a matrix lies between them
+        return None
+    y = y.view(x.shape)
+    scale = float((x * y).sum() / x.square().sum())
+    zeros, ones = (
+        replay(tape, [logits], {stage.result: filled_with(tape, stage.result, number)})[0].flatten(0, -2)
+        for number in (0.0, 1.0)
+    )
+    factor, offset = float(ones[0, 0] - zeros[0, 0]), zeros[0]
+    is_one_map = torch.allclose(ones, offset + factor) and torch.equal(zeros, offset.expand_as(zeros))
+    if float((x * scale - y).norm()) > CLOSE * float(y.norm()) or not is_one_map or (factor != 1 and bias is not None):
+        return None
+    if stage.bias is None and bias is not None:  # it is added after the product
+        offset = offset - bias.double()
+    scale = scale * factor
+    scale = 1.0 if abs(scale - 1) < CLOSE else scale
+    return Unembedding(scale, None, offset.to(points) if bool((offset != 0).any()) else None)
+
+
+def _is_transpose(matrix: Tensor, weight: Float[Tensor, "v w"]) -> bool:
+    """Whether a matrix is the transpose of a weight in the same memory."""
+    return matrix.reshape(-1, *matrix.shape[-2:])[0].is_set_to(weight.mT)
 
 
 def random_points(tape: Tape, value: Value) -> Tensor:
