@@ -211,7 +211,7 @@ def _options(planned: Tensor, reason: Message, *others: Tensor) -> list[tuple[Te
 
 @contextmanager
 def record_layer_weights(description: ModelDescription, modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Inside, the result of the last softmax in one module of every layer, as that of its attention. Softmaxes of other blocks are left out.
+    """Inside, the result of the last softmax in one of the modules of every layer, such as its attention.
 
     Where a module returns this very result, further modules of its class are not searched for it.
     """

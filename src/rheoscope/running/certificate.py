@@ -375,8 +375,8 @@ def _projection_errors(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Sequence[Te
         (heads.W_K, heads.b_K, heads.k_norm),
         (heads.W_V, heads.b_V, heads.v_norm),
     )
-    for matrix, original in zip(matrices[which], q_k_v[which], strict=True):
-        recomputed = project_normalised(heads.norm, x_hat, *matrix)
+    for (W, b, qk_norm), original in list(zip(matrices, q_k_v, strict=True))[which]:
+        recomputed = project_normalised(heads.norm, x_hat, W, b, qk_norm)
         yield float((recomputed - original[0]).norm()) / max(float(original.norm()), 1e-30)
 
 
