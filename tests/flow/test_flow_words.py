@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rheoscope.flow.clusters.words import N_GROUPS, N_TYPES, group_text, groups
 from rheoscope.flow.trajectory.words import bars, movement, relative_path_length
@@ -55,6 +56,19 @@ def test_the_destination_has_both_shares_with_their_nulls() -> None:
     low, high = line.split("partners ")[1].split(" %")[0].split(" to ")
     assert 0 <= int(low) <= 2
     assert 18 <= int(high) <= 20
+
+
+@pytest.mark.parametrize("null", [np.nan, 0.0, 1.0])
+def test_the_destination_has_no_share_that_no_permutation_could_change(null: float) -> None:
+    """All predictions are right, or one is wrong: its token is the only partner."""
+    planted = (
+        flow_results()
+        .datasets["transport"]
+        .assign(next_token_accuracy=0.94, next_type_share_mispredicted=null, next_type_share_mispredicted_null=null)
+    )
+    line = destination(results_with("transport", planted))
+    assert "where the prediction is wrong" not in line
+    assert line.endswith("embeddings, 94 % of next tokens predicted")
 
 
 def test_the_destination_states_whether_embeddings_are_tied() -> None:

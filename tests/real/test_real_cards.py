@@ -34,7 +34,6 @@ SLOW = {"senses", "relatedness"}
 """Claims over the word lists of the package, which take as long as all others."""
 
 
-@pytest.mark.filterwarnings("ignore:Recommended")  # with warnings as errors, the tokenizer of Marian does not open
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_card_runs_on_a_real_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (MODELS / name / "config.json").is_file():

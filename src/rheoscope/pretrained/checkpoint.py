@@ -4,6 +4,7 @@ import copy
 import json
 import socket
 import textwrap
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -309,7 +310,11 @@ def _load_tokenizer(source: str | Path, options: dict[str, Any]) -> Any:
     ):
         return None  # transformers would create an empty one
     try:
-        return AutoTokenizer.from_pretrained(source, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Recommended: pip install"
+            )  # Marian, which reads almost all texts without sacremoses
+            return AutoTokenizer.from_pretrained(source, **options)
     except Exception:  # the libraries may raise anything
         _check_tokenizer(directory / "tokenizer.json")
         return None  # this installation cannot run the tokenizer, but token ids still work

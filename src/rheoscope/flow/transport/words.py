@@ -55,18 +55,25 @@ def next_token_share(results: Results) -> float:
 
 
 def prediction_condition(transport: "xarray.Dataset") -> Message:
-    """The conditions of the share: tied or untied embeddings, the accuracy, and the share where the prediction is wrong."""
+    """The conditions of the share: tied or untied embeddings, the accuracy, and the share where the prediction is wrong.
+
+    The last one is left out if no prediction is wrong, or if no permutation can change it, as that of a single token.
+    """
     embeddings = embedding_condition(bool(transport.attrs["tied_embedding"]))
     if "next_token_accuracy" not in transport:
         return embeddings
-    return Message(
-        "where the prediction is wrong, {share} end at their next token (permuted partners {null}); {embeddings}, {accuracy} of "
-        "next tokens predicted",
-        embeddings=embeddings,
-        accuracy=format_percent(float(transport.next_token_accuracy)),
-        share=format_percent(float(transport.next_type_share_mispredicted)),
-        null=format_percent(float(transport.next_type_share_mispredicted_null)),
+    accuracy, null = float(transport.next_token_accuracy), float(transport.next_type_share_mispredicted_null)
+    conditions = Message(
+        "{embeddings}, {accuracy} of next tokens predicted", embeddings=embeddings, accuracy=format_percent(accuracy)
     )
+    if not 0 < null < 1:
+        return conditions
+    beyond = Message(
+        "where the prediction is wrong, {share} end at their next token (permuted partners {null})",
+        share=format_percent(float(transport.next_type_share_mispredicted)),
+        null=format_percent(null),
+    )
+    return join("; ", [beyond, conditions])
 
 
 STORY = (
