@@ -16,6 +16,7 @@ from rheoscope.running.weight_files import (
     LARGEST_PLAIN_BYTES,
     check_safetensors,
     check_weights,
+    checked_fingerprint,
     compressed_bytes,
     fingerprint,
     hash_matrix,
@@ -131,6 +132,23 @@ def test_nan_weights_raise_with_their_name(value: float) -> None:
         layer.bias[2] = value
     with pytest.raises(RheoscopeError, match="the weight bias holds NaN or infinity"):
         check_weights(layer)
+
+
+@pytest.mark.parametrize("size", [4, HASH_BLOCK_BYTES // 4 + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checked_fingerprint_is_the_fingerprint_and_refuses_nan(size: int, dtype: torch.dtype) -> None:
+    module = torch.nn.Module()
+    module.mask = torch.nn.Buffer(torch.full((4,), -torch.inf))  # a buffer may hold infinity
+    module.counts = torch.nn.Buffer(torch.arange(3))
+    module.weight = module.tied = torch.nn.Parameter(torch.randn(size).to(dtype))
+    assert checked_fingerprint(module, "config") == fingerprint(module, "config")
+    with torch.no_grad():
+        module.weight.fill_(torch.finfo(dtype).max)  # the sums overflow
+    assert checked_fingerprint(module) == fingerprint(module)
+    with torch.no_grad():
+        module.weight[-1] = torch.nan
+    with pytest.raises(RheoscopeError, match="the weight weight holds NaN or infinity"):
+        checked_fingerprint(module)
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 4, 30, -1])
