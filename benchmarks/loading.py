@@ -3,7 +3,7 @@
     RHEOSCOPE_REAL_MODELS=FOLDER python benchmarks/loading.py     every checkpoint of a folder, then tiny ones
     python benchmarks/loading.py --smallest                       two tiny checkpoints, seconds, nothing is stored
 
-All times are CPU seconds, as medians over interleaved rounds. A ratio is that of `rs.load` (weights, digest, description, proof,
+All times are CPU seconds, as medians over interleaved rounds. What an opening leaves behind is collected before the next one. A ratio is that of `rs.load` (weights, digest, description, proof,
 tokenizer) divided by that of `from_pretrained` for the same weights and tokenizer, with half of its interquartile range. Tiny checkpoints
 of one size show what a type costs: those that a family file describes, and those that are found.
 
@@ -11,6 +11,7 @@ A type that is found is recorded when it is first opened, and its tape is stored
 one, as a new process would. Every type needs a digest of all weights and a proof. What a found type needs besides is its description.
 """
 
+import gc
 import os
 import shutil
 import statistics
@@ -128,7 +129,7 @@ def compare(source: Path, rounds: int) -> dict[str, Any]:
             "first": lambda: open_first(source),
             "again": lambda: rs.load(source),
         }
-        seconds = interleaved(methods, rounds, warm=1, clock=time.process_time)
+        seconds = interleaved(methods, rounds, warm=1, clock=time.process_time, before=gc.collect)
     own = [d - h for d, h in zip(parts["description"], parts["digest"], strict=True)][-2 * rounds :]
     inverse, noise = ratio(seconds, "transformers", "again")
     median = {name: statistics.median(values) for name, values in seconds.items()}

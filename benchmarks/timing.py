@@ -33,11 +33,16 @@ def interleaved(
     rounds: int = 15,
     warm: int = 2,
     clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each method in each round. Each round runs every method once. The first `warm` rounds are discarded."""
+    """Seconds of each method in each round. Each round runs every method once. The first `warm` rounds are discarded.
+
+    `before` runs before each method and is not timed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(warm + rounds):
         for name, run in methods.items():
+            before()
             start = clock()
             run()
             seconds[name].append(clock() - start)
