@@ -3,7 +3,8 @@
     RHEOSCOPE_REAL_MODELS=FOLDER python benchmarks/loading.py     every checkpoint of a folder, then tiny ones
     python benchmarks/loading.py --smallest                       two tiny checkpoints, seconds, nothing is stored
 
-All times are CPU seconds, as medians over interleaved rounds. What an opening leaves behind is collected before the next one. A ratio is that of `rs.load` (weights, digest, description, proof,
+All times are CPU seconds, as medians over interleaved rounds. What an opening leaves behind is collected before the next one. A ratio is
+that of `rs.load` (weights, digest, description, proof,
 tokenizer) divided by that of `from_pretrained` for the same weights and tokenizer, with half of its interquartile range. Tiny checkpoints
 of one size show what a type costs: those that a family file describes, and those that are found.
 

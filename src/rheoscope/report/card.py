@@ -316,7 +316,7 @@ def card_dataset(
         "claim": list(by_claim),
         "interval": [answer.name for answer in answers],
     }
-    skipped = {f"{SKIPPED}{name}": str(error) for name, error in errors.items()}
+    skipped = {f"{SKIPPED}{name}": str(error.message) for name, error in errors.items()}  # advice names other models
     return xr.Dataset(fields, coords, attrs={"analysis": "card", "n_intervals": len(answers), **facts, **skipped})
 
 

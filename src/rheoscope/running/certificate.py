@@ -367,7 +367,7 @@ def operators_error(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Projected | No
     return _worst(_projection_errors(heads, x, heads.qkv(x) if q_k_v is None else q_k_v, slice(0, 3)))
 
 
-def _projection_errors(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Sequence[Tensor], which: slice) -> Iterator[float]:
+def _projection_errors(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Sequence[Tensor], parts: slice) -> Iterator[float]:
     """The same for some of q, k and v, each by itself."""
     x_hat = heads.norm.normalise(x)
     matrices = (
@@ -375,7 +375,7 @@ def _projection_errors(heads: Heads, x: Float[Tensor, "n d"], q_k_v: Sequence[Te
         (heads.W_K, heads.b_K, heads.k_norm),
         (heads.W_V, heads.b_V, heads.v_norm),
     )
-    for (W, b, qk_norm), original in list(zip(matrices, q_k_v, strict=True))[which]:
+    for (W, b, qk_norm), original in list(zip(matrices, q_k_v, strict=True))[parts]:
         recomputed = project_normalised(heads.norm, x_hat, W, b, qk_norm)
         yield float((recomputed - original[0]).norm()) / max(float(original.norm()), 1e-30)
 

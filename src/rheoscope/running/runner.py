@@ -290,10 +290,7 @@ class RunnableModel(ABC):
             return text.ids.cpu()
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError(
-                Message(
-                    "this model has no tokenizer, expected a tokenizer.json with its weights, or sentencepiece to read its .spm or "
-                    ".model file"
-                ),
+                Message("this model has no tokenizer, expected a tokenizer.json with its weights, or sentencepiece"),
                 Advice("model.trace([1, 2, 3])"),
             )
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else as_token_ids(text)
