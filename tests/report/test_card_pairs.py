@@ -104,6 +104,7 @@ def test_the_card_of_a_pair(card: Any) -> None:
         "Source: the encoder reads a source. Target: the decoder reads a target, with its source."
     ]
     assert sum("not measured" in line for line in skipped_lines(card)) == 3
+    assert not any("; type " in line for line in skipped_lines(card))
     assert len(opening_rows(card, PAIRS).rows) == 5
     assert set(rs.table(card)) >= {"claim", "interval"}
     assert rs.atlas([card]).claim.values.tolist()[0] == "source.similarity"
