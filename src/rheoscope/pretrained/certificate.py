@@ -107,9 +107,9 @@ def certify_pair(model: PretrainedPair, ids: Tensor) -> Certificate:
     encoder, decoder = model.source_description, model.description
     with (
         visible_softmax(model.network),
-        record_layer_weights(encoder, encoder.attention_modules) as source_weights,
-        record_layer_weights(decoder, decoder.attention_modules) as target_weights,
-        record_layer_weights(decoder, decoder.cross_attention_modules) as cross_weights,
+        record_layer_weights(model.network, encoder, encoder.attention_modules) as source_weights,
+        record_layer_weights(model.network, decoder, decoder.attention_modules) as target_weights,
+        record_layer_weights(model.network, decoder, decoder.cross_attention_modules) as cross_weights,
     ):
         linked = model.trace((source, target))
     s, t = len(linked.source), len(linked.target)
@@ -128,7 +128,7 @@ def trace_eager(model: Pretrained, ids: Tensor) -> tuple[Trace, list[Tensor]]:
     """One run with eager attention: its points, and the weights (h, n, n) of every layer, as its softmaxes return them."""
     with (
         visible_softmax(model.network),
-        record_layer_weights(model.description, model.description.attention_modules) as weights,
+        record_layer_weights(model.network, model.description, model.description.attention_modules) as weights,
     ):
         trace = model.trace(ids)
     return trace, [weights_by_head(x, len(ids)).to(model.device) for x in weights]

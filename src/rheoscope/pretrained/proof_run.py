@@ -68,7 +68,9 @@ class ProofRun:
         with (
             visible_softmax(model.network),
             record_points(model.description, points),
-            record_layer_weights(model.description, model.description.attention_modules) as layer_weights,
+            record_layer_weights(
+                model.network, model.description, model.description.attention_modules
+            ) as layer_weights,
             apply_module_hooks(checks),
             suppress_after(layers),
         ):
@@ -210,13 +212,15 @@ def _options(planned: Tensor, reason: Message, *others: Tensor) -> list[tuple[Te
 
 
 @contextmanager
-def record_layer_weights(description: ModelDescription, modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+def record_layer_weights(
+    network: nn.Module, description: ModelDescription, modules: Sequence[nn.Module]
+) -> Iterator[list[Tensor]]:
     """Inside, the result of the last softmax in one of the modules of every layer, such as its attention.
 
     Where a module returns this very result, further modules of its class are not searched for it.
     """
     recorder, layer_weights, returning_classes = SoftmaxRecorder(), list[Tensor](), set[type]()
-    has_segments = is_packed(model.network)
+    has_segments = is_packed(network)
 
     def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if has_segments:
