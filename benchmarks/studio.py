@@ -44,7 +44,7 @@ from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, server_config, start_session
+from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, server_config, share_process, start_session
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
 
 WORDS = (
@@ -80,6 +80,7 @@ def default_session() -> Session:
 @contextmanager
 def serving(make_session: Callable[[], Session] = default_session) -> Iterator[tuple[str, Any]]:
     """The address of a running server, and its session."""
+    share_process()
     session, server_socket = make_session(), bind_socket("127.0.0.1", 0)
     page = PAGE_FOLDER if (PAGE_FOLDER / "index.html").exists() else None
     app = create_app(

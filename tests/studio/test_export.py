@@ -264,7 +264,6 @@ def export_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     (folder / "assets" / "studio.js").write_text('document.title = "</script>"')
     (folder / "assets" / "messages-zh.js").write_text("0")
     (folder / "assets" / "studio.css").write_text("p { margin: 0 }")
-    (folder / "icon.svg").write_text("<svg/>")
     monkeypatch.setattr(run_studio, "PAGE_FOLDER", folder)
     monkeypatch.setattr(startup, "load", load_small)
     monkeypatch.setattr(startup, "default_history_file", lambda: tmp_path / "recent.json")

@@ -96,6 +96,7 @@ def test_the_cloud_is_drawn_again_after_the_browser_has_taken_its_context(
         assert errors == []
 
 
+ICON_REQUESTS = "performance.getEntriesByType('resource').filter(({ name }) => name.includes('icon')).length"
 COUNT_CANCELLED_FRAMES = """
 const cancel = cancelAnimationFrame
 window.cancelledFrames = 0
@@ -116,4 +117,5 @@ def test_the_animation_restarts_at_steps_and_not_in_every_frame(studio: tuple[Se
         wait_until(page, lambda: page.locator("input.steps").input_value() == str(last_step))
         page.wait_for_timeout(1000)  # the last half-layer
         assert 0 < page.evaluate("cancelledFrames") - before <= 2 * last_step + 2
+        assert page.evaluate(ICON_REQUESTS) == 0  # Chromium requests an icon file again at every change of the link
         assert errors == []

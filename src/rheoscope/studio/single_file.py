@@ -17,7 +17,6 @@ from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample, check_pa
 
 START = '<!doctype html>\n<html lang="en">\n  <head>'
 SCRIPT, STYLE = '<script defer src="./assets/studio.js"></script>', '<link rel="stylesheet" href="./assets/studio.css">'
-ICON = '<link rel="icon" href="./icon.svg" type="image/svg+xml" />'
 
 
 def journey_files(session: Session, entry: TextEntry, stored_example: StoredExample | None = None) -> ExportFiles:
@@ -54,9 +53,7 @@ def single_file(files: ExportFiles, trace_id: str, language: str, page_folder: P
     scripts.append(_read(page_folder / "assets" / "studio.js"))
     scripts = [_escape(script) for script in scripts]
     style = _read(page_folder / "assets" / "studio.css")
-    icon = base64.b64encode((page_folder / "icon.svg").read_bytes()).decode()
-    html = html.replace(ICON, f'<link rel="icon" href="data:image/svg+xml;base64,{icon}" />').replace(SCRIPT, "")
-    html = html.replace(START, _start(language, content_security_policy(scripts, style)), 1)
+    html = html.replace(SCRIPT, "").replace(START, _start(language, content_security_policy(scripts, style)), 1)
     html = html.replace(STYLE, f"<style>{style}</style>")
     tags = EXPORT_TAG.format(json.dumps(facts)) + "".join(f"<script>{script}</script>\n" for script in scripts)
     return html.replace("</body>", f"{tags}</body>").encode()

@@ -68,8 +68,7 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
     options, corpus_run = resolve_corpus(options)
     listener = bind_socket(host, port)
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    share_cores(N_CONCURRENT_JOBS)
-    sys.setswitchinterval(SWITCH_SECONDS)
+    share_process()
     session = start_session(options)
     runs = None if options.runs_folder is None else TrainingRuns(options.runs_folder)
     example = load_example(PAGE_FOLDER / EXAMPLE_FOLDER) if options.features is None else None  # it has no features
@@ -84,6 +83,12 @@ def serve(options: StudioOptions, host: str, port: int | None, open_page: bool) 
         uvicorn.Server(server_config(app)).run(sockets=[listener])
     finally:
         session.close()
+
+
+def share_process() -> None:
+    """Divide the cores and the interpreter of this process among the threads of a server."""
+    share_cores(N_CONCURRENT_JOBS)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def server_config(app: App) -> "uvicorn.Config":
