@@ -213,7 +213,7 @@ export class Server implements Source {
 
 /** The file of an export that holds a response. Default values of the query are not part of its name. */
 export function exportFile(path: string, query: Record<string, string>, extension: Extension): string {
-  const defaults = ['all', 'sphere', 'weights']
+  const defaults = ['prediction', 'all', 'sphere', 'weights'] // a file has one choice of axes: without a prediction they are all axes
   const values = Object.values(query).filter((value) => !defaults.includes(value))
   return [path, ...values, extension].join('.')
 }

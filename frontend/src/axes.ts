@@ -1,10 +1,11 @@
-/** Axes of the cloud as the link writes them: all · from:2 (without the first axis) · layer:3 · text:another text · tokens:on,of. */
+/** Axes of the cloud as the link writes them: prediction · all · from:2 (without the first axis) · layer:3 · text:another text · tokens:on,of. */
 
-export type Axes = { kind: 'all' } | { kind: 'from'; first: number } | { kind: 'layer'; layer: number } | { kind: 'text'; text: string } | { kind: 'tokens'; tokens: string[] }
+export type Axes = { kind: 'prediction' } | { kind: 'all' } | { kind: 'from'; first: number } | { kind: 'layer'; layer: number } | { kind: 'text'; text: string } | { kind: 'tokens'; tokens: string[] }
 
 export function parseAxes(axes: string): Axes {
   const colon = axes.indexOf(':')
   const [kind, value] = colon < 0 ? [axes, ''] : [axes.slice(0, colon), axes.slice(colon + 1)]
+  if (axes === 'prediction') return { kind }
   if (kind === 'from' && /^[1-4]$/.test(value)) return { kind, first: Number(value) }
   if (kind === 'layer' && /^\d+$/.test(value)) return { kind, layer: Number(value) }
   if (kind === 'text' && value) return { kind, text: value }
@@ -15,11 +16,11 @@ export function parseAxes(axes: string): Axes {
 /** Tokens separated by commas. A token id is written with a leading #. */
 export const parseTokenList = (list: string): string[] => list.split(',').map((token) => token.trim()).filter(Boolean)
 
-/** The name of each axis: its token, or a, b, c. Without the first axis they are b, c, d. */
+/** The name of each axis: its token, the star of the prediction, or a, b, c. Without the first axis they are b, c, d. */
 export const axisNames = (axes: string): string[] => {
   const parsed = parseAxes(axes)
   const first = parsed.kind === 'from' ? parsed.first - 1 : 0
-  return [0, 1, 2].map((index) => (parsed.kind === 'tokens' ? (parsed.tokens[index] ?? '') : 'abcdef'[index + first]!))
+  return [0, 1, 2].map((index) => (parsed.kind === 'tokens' ? (parsed.tokens[index] ?? '') : parsed.kind === 'prediction' && index === 0 ? '★' : 'abcdef'[index + first]!))
 }
 
 /** A fraction in percent, with one decimal place below 10 %. */
@@ -32,5 +33,8 @@ export const axisLabels = (axes: string, shares: number[]): { name: string; shar
 /** Above this share of the variance, one axis hides the others. */
 const DOMINANT_SHARE = 0.5
 
-/** Whether the first of all axes has most of the variance, so that the other axes are hard to see. */
-export const isDominated = (axes: string, shares: number[]): boolean => axes === 'all' && (shares[0] ?? 0) > DOMINANT_SHARE
+/** The share of the first principal axis if it has most of the variance, so that the other axes are hard to see. */
+export function dominantShare(axes: string, shares: number[]): number | null {
+  const share = axes === 'all' ? shares[0] : axes === 'prediction' ? shares[1] : undefined
+  return share !== undefined && share > DOMINANT_SHARE ? share : null
+}

@@ -50,7 +50,7 @@ export interface Link {
 }
 
 export const DEFAULT_LINK: Link = {
-  model: '', text: '', target: '', cloud: 'target', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'all', edits: [], language: '',
+  model: '', text: '', target: '', cloud: 'target', window: null, compareWith: '', view: 'heads', colour: 'cluster', space: 'sphere', axes: 'prediction', edits: [], language: '',
   step: 0, token: null, second: null, layer: null, head: null, tour: null, field: '', run: '', show: ['arcs'], side: 'after',
 }
 

@@ -99,6 +99,9 @@ describe('the cloud', () => {
     expect(stepFrames(scaled, 2, () => true, [0.2, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0.05), size: expect.closeTo(0.15) })
     expect(stepFrames(scaled, 2, () => true, [0.05, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0), size: expect.closeTo(0.1) })
     expect(stepFrames(scaled, 2, () => true, [2, 0, 0])[0]).toMatchObject({ x: expect.closeTo(0), size: expect.closeTo(0.1) })
+    const beside = [0.4 * Math.cos(START.yaw), 0, -0.4 * Math.sin(START.yaw)]
+    expect(stepFrames(scaled, 2, () => true, beside)[0]!.size).toBeCloseTo(0.1) // the star needs too much room
+    expect(stepFrames(scaled, 2, () => true, beside, 1.5)[0]!.size).toBeCloseTo((0.4 + 0.1) / 2 / 1.5)
     expect(stepFrames(Float32Array.of(1, 1, 1), 1, () => true, null)[0]!.size).toBeLessThanOrEqual(1)
   })
   it('ignores hidden tokens when it is scaled', () => {

@@ -120,7 +120,7 @@ it('an edit replaces the state before it when its points and predictions are the
   Stream.all[1]!.handlers.head!({ data: JSON.stringify(head) })
   await vi.advanceTimersByTimeAsync(0)
   expect([studio.trace?.id, studio.oldResults]).toEqual(['b', ''])
-  expect(studio.client.points).toHaveBeenCalledWith('b', 'text:a/all', 'sphere') // the axes stay those before the edit
+  expect(studio.client.points).toHaveBeenCalledWith('b', 'text:a/prediction', 'sphere') // the axes stay those before the edit
 })
 
 it('undo restores the edits before the last change, also of a link', () => {

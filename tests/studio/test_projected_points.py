@@ -1,5 +1,7 @@
 """Projections onto three axes, compared with a dense PCA and with logit directions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,10 @@ from rheoscope.studio.projected_points import (
     fit_axes,
     leading_directions,
     parse_axes,
+    prediction_axes,
+    principal_axes,
     project_cloud,
+    resolve_axes_name,
 )
 from tests.studio.cases import TEXT, small
 
@@ -64,6 +69,30 @@ def test_token_axes_follow_the_logit_directions() -> None:
     torch.testing.assert_close(projection.points[..., 0], coordinates, atol=1e-4, rtol=1e-3)
     assert float(projection.points[..., 2].abs().max()) == 0
     assert float(projection.variance_fractions[2]) == 0
+
+
+@pytest.mark.parametrize("space", ["raw", "sphere"])
+def test_the_first_axis_points_to_the_prediction_and_the_others_are_the_principal_axes_across_it(space: str) -> None:
+    projection = project("prediction", space)
+    assert float(projection.predicted_point[0]) > 0
+    torch.testing.assert_close(projection.predicted_point[1:], torch.zeros(2), atol=1e-3, rtol=0)
+    rows = select_clouds(small().trace(TEXT), space).points.double().flatten(0, 1)
+    centred_rows = rows - rows.mean(0)
+    along = project("prediction", space).points[..., 0].double().flatten()
+    first = torch.linalg.lstsq(centred_rows, along).solution
+    torch.testing.assert_close(float(first.norm()), 1.0, atol=1e-3, rtol=0)
+    s = torch.linalg.svdvals(centred_rows - torch.outer(centred_rows @ first, first))
+    expected = s[:2] ** 2 / centred_rows.square().sum()
+    torch.testing.assert_close(projection.variance_fractions[1:].double(), expected, atol=1e-4, rtol=1e-2)
+
+
+def test_a_model_that_predicts_no_token_has_principal_axes() -> None:
+    trace = small().trace(TEXT)
+    blind = replace(trace, view=replace(trace.view, unembed=None))
+    torch.testing.assert_close(prediction_axes(blind, "raw").directions, principal_axes(trace, "raw").directions)
+    names = ["prediction", "text:ab/prediction", "layer:1"]
+    assert [resolve_axes_name(blind, name) for name in names] == ["all", "text:ab/all", "layer:1"]
+    assert [resolve_axes_name(trace, name) for name in names] == names
 
 
 def test_the_predicted_point_is_the_logit_direction_of_the_prediction() -> None:

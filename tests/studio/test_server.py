@@ -114,7 +114,7 @@ def test_points_have_three_axes_and_a_predicted_point(client: TestClient, trace:
     assert np.isfinite(envelope["star"].values).all()
     assert header["space"] == "raw"
     default, _ = arrays(client, f"/api/traces/{trace}/points")
-    assert (default["axes"], default["space"]) == ("all", "sphere")
+    assert (default["axes"], default["space"]) == ("prediction", "sphere")
 
 
 def test_points_on_the_axes_of_another_text(client: TestClient, trace: str) -> None:

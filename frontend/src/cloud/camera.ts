@@ -18,12 +18,16 @@ export function multiply(a: Matrix, b: Matrix): Matrix {
   return out
 }
 
-/** World to camera coordinates: rotate by yaw and pitch, then move back. */
-export function viewMatrix({ yaw, pitch, distance, x, y, z }: Camera): Matrix {
+/** The directions right, up and out of the screen. */
+export function screenAxes({ yaw, pitch }: Camera): [number[], number[], number[]] {
   const [cy, sy, cp, sp] = [Math.cos(yaw), Math.sin(yaw), Math.cos(pitch), Math.sin(pitch)]
-  const right = [cy, 0, -sy]
-  const up = [sp * sy, cp, sp * cy]
-  const back = [cp * sy, -sp, cp * cy]
+  return [[cy, 0, -sy], [sp * sy, cp, sp * cy], [cp * sy, -sp, cp * cy]]
+}
+
+/** World to camera coordinates: rotate by yaw and pitch, then move back. */
+export function viewMatrix(camera: Camera): Matrix {
+  const { distance, x, y, z } = camera
+  const [right, up, back] = screenAxes(camera)
   const translation = (axis: number[]) => -(axis[0]! * x + axis[1]! * y + axis[2]! * z)
   return Float64Array.of(
     right[0]!, up[0]!, back[0]!, 0,

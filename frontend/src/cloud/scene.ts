@@ -2,6 +2,7 @@
 
 import type { Points } from '../api'
 import type { Arrow } from './arrows'
+import { screenAxes, START } from './camera'
 
 /** Centre and radius of the points. They are quantiles, so outliers do not shrink the cloud. */
 export interface Ball { x: number; y: number; z: number; size: number }
@@ -29,16 +30,27 @@ export function scaleToBall({ points }: Points, ball: Ball): Float32Array {
 /** A frame is at least this large, relative to the cloud of all steps, so that a collapsed cloud is not blown up. */
 const SMALLEST_FRAME = 0.08
 
-/** The ball of the shown points of every step. It includes the star where that leaves the points at least half of their size. */
-export function stepFrames(scaled: Float32Array, tokens: number, isShown: (token: number) => boolean, star: ArrayLike<number> | null): Ball[] {
+/** A wide picture has this much more room in its width than in its height, at most. */
+const WIDEST = 1.7
+
+/**
+ * The ball of the shown points of every step. It includes the star where that leaves the points at least half of their size.
+ * `aspect` is the width of the picture divided by its height: a star beside the points needs less room in a wide picture.
+ */
+export function stepFrames(scaled: Float32Array, tokens: number, isShown: (token: number) => boolean, star: ArrayLike<number> | null, aspect = 1): Ball[] {
+  const [right] = screenAxes(START)
   return Array.from({ length: scaled.length / (tokens * 3) }, (_, step) => {
     const points = scaled.subarray(step * tokens * 3, (step + 1) * tokens * 3)
     const ball = boundingBall({ points }, isShown, tokens)
     const distance = star ? Math.hypot(star[0]! - ball.x, star[1]! - ball.y, star[2]! - ball.z) : 0
-    const needed = (distance + ball.size) / 2 // radius of the smallest ball around the points and the star
-    if (!star || distance <= ball.size || needed > 2 * ball.size) return { ...ball, size: Math.max(SMALLEST_FRAME, ball.size) }
-    const shift = (needed - ball.size) / distance
-    return { x: ball.x + shift * (star[0]! - ball.x), y: ball.y + shift * (star[1]! - ball.y), z: ball.z + shift * (star[2]! - ball.z), size: needed }
+    const radius = (distance + ball.size) / 2 // of the smallest ball around the points and the star
+    if (!star || distance <= ball.size) return { ...ball, size: Math.max(SMALLEST_FRAME, ball.size) }
+    const way = [star[0]! - ball.x, star[1]! - ball.y, star[2]! - ball.z]
+    const beside = Math.abs(right[0]! * way[0]! + right[1]! * way[1]! + right[2]! * way[2]!) / distance
+    const size = Math.max(ball.size, radius / (1 + beside * (Math.max(1, Math.min(WIDEST, aspect)) - 1)))
+    if (size > 2 * ball.size) return { ...ball, size: Math.max(SMALLEST_FRAME, ball.size) }
+    const shift = (radius - ball.size) / distance
+    return { x: ball.x + shift * way[0]!, y: ball.y + shift * way[1]!, z: ball.z + shift * way[2]!, size }
   })
 }
 

@@ -23,7 +23,7 @@ from rheoscope.space.operator import RANK_TOLERANCE
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.trace import Trace
 from rheoscope.studio import wire
-from rheoscope.studio.projected_points import Axes, project_cloud
+from rheoscope.studio.projected_points import Axes, project_cloud, resolve_axes_name
 
 if TYPE_CHECKING:
     from rheoscope.studio.session import Session, TextEntry
@@ -45,7 +45,8 @@ def pack_points(trace: Trace, axes: Axes, axes_name: str, space: str) -> bytes:
     """The points of a text on the given axes."""
     projection = project_cloud(trace, axes, space)
     fractions = [float(fraction) for fraction in projection.variance_fractions]
-    header = {"share": sum(fractions), "shares": fractions, "space": space, "axes": axes_name}
+    name = resolve_axes_name(trace, axes_name)
+    header = {"share": sum(fractions), "shares": fractions, "space": space, "axes": name}
     points = wire.to_wire_array(projection.points.cpu().numpy(), ["step", "token", "axis"])
     return wire.pack_envelope(
         header, {"points": points, "star": wire.to_wire_array(projection.predicted_point.cpu().numpy(), ["axis"])}

@@ -11,6 +11,7 @@ from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.studio import cards, descriptions, detail_queries, head_detail, wire
+from rheoscope.studio.projected_points import DEFAULT_AXES
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.stored_example import decompress
 
@@ -42,8 +43,8 @@ def text_files(session: Session, entry: TextEntry) -> ExportFiles:
     trace_path = f"api/traces/{entry.id}"
     yield f"{trace_path}.json", wire.encode_json(entry.header)
     yield f"{trace_path}/story.json", wire.encode_json(descriptions.story_json(entry.results))
-    yield f"{trace_path}/points.bin", detail_queries.pack_cloud(session, entry, "all", "sphere")
-    yield f"{trace_path}/points.raw.bin", detail_queries.pack_cloud(session, entry, "all", "raw")
+    yield f"{trace_path}/points.bin", detail_queries.pack_cloud(session, entry, DEFAULT_AXES, "sphere")
+    yield f"{trace_path}/points.raw.bin", detail_queries.pack_cloud(session, entry, DEFAULT_AXES, "raw")
     if entry.trace.view.predicts_tokens:
         yield f"{trace_path}/lens.bin", detail_queries.pack_lens(entry)
         for position in range(len(entry.trace)):
@@ -73,7 +74,7 @@ def view_files(session: Session, entry: TextEntry) -> ExportFiles:
             )
             yield (
                 f"{trace_path}/moves/{layer}/{head}.bin",
-                head_detail.pack_displacements(session, entry, layer, head, "all", "sphere"),
+                head_detail.pack_displacements(session, entry, layer, head, DEFAULT_AXES, "sphere"),
             )
             if n_pairs <= MAX_FINE_PAIRS and len(entry.trace.valid_mask().nonzero()) >= head_detail.MIN_TOKENS:
                 yield f"{trace_path}/images/{layer}/{head}.bin", head_detail.pack_images(entry, layer, head)

@@ -18,7 +18,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.trace import Trace
 from rheoscope.studio import descriptions, wire
 from rheoscope.studio.detail_queries import pack_points
-from rheoscope.studio.projected_points import SPACES, principal_axes
+from rheoscope.studio.projected_points import DEFAULT_AXES, SPACES, prediction_axes
 from rheoscope.studio.stored_example import PAGE_FOLDER
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _trace_files(trace: Trace, token_strings: TokenLabels) -> dict[str, bytes]:
     }
     for space in SPACES:
         suffix = "" if space == "sphere" else f".{space}"
-        files[f"{trace_path}/points{suffix}.bin"] = pack_points(trace, principal_axes(trace, space), "all", space)
+        files[f"{trace_path}/points{suffix}.bin"] = pack_points(trace, prediction_axes(trace, space), DEFAULT_AXES, space)
     for name in COLOUR_ANALYSES:
         files[f"{trace_path}/analyses/{name}.bin"] = wire.pack_dataset(
             analysis_by_name(name).ask(trace), analysis_by_name(name), []

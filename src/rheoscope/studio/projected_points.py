@@ -1,5 +1,6 @@
 """The projection of a cloud onto three axes: the axes, the explained variance and the predicted point."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 
 SPACES = ("raw", "sphere")
+DEFAULT_AXES = "prediction"
+"""The axes of a cloud unless others are named."""
 FindText = Callable[[str], tuple[Model, Trace]]
 """The model and the trace of a text by its id."""
 MAX_EIGH_WIDTH = 1024
@@ -62,8 +65,30 @@ def principal_axes(trace: Trace, space: str) -> Axes:
 
 
 @torch.no_grad()
+def prediction_axes(trace: Trace, space: str) -> Axes:
+    """The direction from the centre of the cloud to the predicted token, and the two principal directions across it.
+
+    The way to the prediction is a small part of the variance, so principal axes may hide it. A model that predicts no token has
+    principal axes.
+    """
+    if not trace.view.predicts_tokens:
+        return principal_axes(trace, space)
+    rows = _nonmassive_points(trace, space).flatten(0, -2)
+    centre = rows.mean(0)
+    first = torch.nn.functional.normalize(_predicted_point(trace, space) - centre, dim=0)
+    centred_rows = rows - centre
+    across = fit_axes(centred_rows - (centred_rows @ first)[:, None] * first).directions[:, :2]
+    return Axes(torch.cat([first[:, None], across], 1), centre)
+
+
+def resolve_axes_name(trace: Trace, axes_name: str) -> str:
+    """The name of the axes that a trace has: `all` instead of `prediction` if its model predicts no token."""
+    return axes_name if trace.view.predicts_tokens else re.sub(r"(^|/)prediction$", r"\1all", axes_name)
+
+
+@torch.no_grad()
 def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text: FindText) -> Axes:
-    """Axes by name: `all`, `from:2` (without the first principal axis), `layer:K`, `tokens:a,b,c`, or those of another text.
+    """Axes by name: `prediction`, `all` (principal axes), `from:2` (without the first), `layer:K`, `tokens:a,b,c`, or those of a text.
 
     `text:ID` uses the principal axes of that text, `text:ID/layer:K` and `text:ID/tokens:a,b` its other axes. This puts two
     clouds on the same axes.
@@ -76,6 +101,8 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
     kind, _, argument = axes_name.partition(":")
     if kind == "all" and not argument:
         return principal_axes(trace, space)
+    if kind == "prediction" and not argument:
+        return prediction_axes(trace, space)
     if kind == "from":
         return fit_axes(_nonmassive_points(trace, space), _first_axis_number(argument))
     if kind == "layer":
@@ -100,7 +127,7 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
     raise RheoscopeError(
         Message(
             "axes must be one of {axes}, got {received!r}",
-            axes="all, from:2, layer:3, text:ID, tokens: on, of",
+            axes="prediction, all, from:2, layer:3, text:ID, tokens: on, of",
             received=axes_name[:80],
         ),
         Advice("axes=all"),
