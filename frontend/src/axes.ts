@@ -5,7 +5,7 @@ export type Axes = { kind: 'prediction' } | { kind: 'all' } | { kind: 'from'; fi
 export function parseAxes(axes: string): Axes {
   const colon = axes.indexOf(':')
   const [kind, value] = colon < 0 ? [axes, ''] : [axes.slice(0, colon), axes.slice(colon + 1)]
-  if (axes === 'prediction') return { kind }
+  if (axes === 'prediction') return { kind: axes }
   if (kind === 'from' && /^[1-4]$/.test(value)) return { kind, first: Number(value) }
   if (kind === 'layer' && /^\d+$/.test(value)) return { kind, layer: Number(value) }
   if (kind === 'text' && value) return { kind, text: value }

@@ -21,6 +21,8 @@ it('summarises the first field that is compared with a null', () => {
 it('summarises the first field with numbers if no field has a null', () => {
   const names = result({ empty: array([NaN]), some_share: array([0.25], []) }, { labels: described(), empty: described(), some_share: described() })
   expect(resultSentence(names, texts, null, {})).toBe('The some share is 0.25.')
+  const ofOneText = result({ loss: array([3.44], ['text']) }, { loss: described() })
+  expect(resultSentence(ofOneText, texts, null, {})).toBe('The loss is 3.44.')
   expect(resultSentence(result({ empty: array([NaN]) }, { empty: described() }), texts, null, {})).toBe('')
 })
 

@@ -37,7 +37,7 @@ def fetch(client: TestClient) -> Callable[..., Answer]:
 
 @pytest.mark.parametrize("space", ["raw", "sphere"])
 def test_displacements_are_the_update_by_one_head(space: str, fetch: Callable[..., Answer]) -> None:
-    header, arrays = fetch(f"moves/1/2?space={space}")
+    header, arrays = fetch(f"moves/1/2?space={space}&axes=all")
     trace = small().trace(TEXT)
     axes = fit_axes(select_clouds(trace, space).points)
     x = trace.points_at("L0.resid_post")
@@ -89,9 +89,9 @@ EDIT = {"layer": 1, "head": 2, "operation": "symmetric", "part": "both"}
 
 def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fetch: Callable[..., Answer]) -> None:
     trace = with_edits(small(), [Edit(1, 2, "symmetric", "both")]).trace(TEXT)
-    header, arrays = fetch("moves/1/2?space=raw", edits=[EDIT])
+    header, arrays = fetch("moves/1/2?space=raw&axes=all", edits=[EDIT])
     assert header["edited"]
-    unedited_header, unedited_arrays = fetch("moves/1/2?space=raw")
+    unedited_header, unedited_arrays = fetch("moves/1/2?space=raw&axes=all")
     assert not unedited_header["edited"]
     expected = trace.attention_parts(1)[0][2] @ fit_axes(select_clouds(trace, "raw").points).directions
     np.testing.assert_allclose(arrays["moves"].decoded_values, expected, atol=0.51 * arrays["moves"].scale)
@@ -112,7 +112,7 @@ def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fet
 
 
 def test_an_ablated_head_displaces_nothing(fetch: Callable[..., Answer]) -> None:
-    _, arrays = fetch("moves/1/2?space=raw", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}])
+    _, arrays = fetch("moves/1/2?space=raw&axes=all", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}])
     assert np.abs(arrays["moves"].decoded_values).max() < 1e-6
 
 

@@ -10,7 +10,8 @@ export const TOP = 10
 export const RIGHT = 12
 export const BOTTOM = 36
 export const LETTER_WIDTH = 6.2
-const MAX_NAME_LETTERS = 20
+/** Names of rows have more room than names of columns. */
+const MAX_NAME_LETTERS = { x: 20, y: 34 }
 
 export type Range = [number, number]
 export interface Zoom { x: Range; y: Range }
@@ -54,14 +55,14 @@ export class Frame {
   ticks(direction: 'x' | 'y'): { value: number; text: string }[] {
     const axis = this.panel[direction]
     const range = direction === 'x' ? this.xs : this.ys
-    const widest = longestWidth(axis.names)
+    const widest = longestWidth(axis.names, direction)
     const room = direction === 'x' ? this.inner.width / (widest + LETTER_WIDTH) : this.inner.height / 15
     const limit = Math.max(1, Math.floor(room))
     const nameWidth = direction === 'x' ? this.width : this.left - nameMargin(this.panel) + 8
     if (axis.bare) return []
     if (axis.names.length) {
       const inside = { ...axis, marked: (axis.marked.length ? axis.marked : axis.names.map((_, index) => index)).filter((index) => index >= range[0] && index <= range[1]) }
-      return inside.marked.length ? thinTicks(inside, limit).map((index) => ({ value: index, text: fitText(truncate(axis.names[index] ?? '', MAX_NAME_LETTERS), nameWidth) })) : []
+      return inside.marked.length ? thinTicks(inside, limit).map((index) => ({ value: index, text: fitText(truncate(axis.names[index] ?? '', MAX_NAME_LETTERS[direction]), nameWidth) })) : []
     }
     if (axis.log) {
       const values = logTicks(10 ** range[0], 10 ** range[1])
@@ -98,11 +99,11 @@ function withEqualUnits(xs: Range, ys: Range, width: number, height: number): [R
 
 function leftMargin(panel: RenderedPanel): number {
   if (panel.y.bare) return panel.y.label ? 26 : 10
-  return Math.round(longestWidth(panel.y.names)) + nameMargin(panel)
+  return Math.round(longestWidth(panel.y.names, 'y')) + nameMargin(panel)
 }
 
 /** The width of the longest name, or of a number if an axis has no names. */
-const longestWidth = (names: string[]): number => (names.length ? Math.max(...names.map((name) => textWidth(truncate(name, MAX_NAME_LETTERS)))) : 5 * LETTER_WIDTH)
+const longestWidth = (names: string[], direction: 'x' | 'y'): number => (names.length ? Math.max(...names.map((name) => textWidth(truncate(name, MAX_NAME_LETTERS[direction])))) : 5 * LETTER_WIDTH)
 /** The space to the left of the names and between them and the axis. */
 const nameMargin = (panel: RenderedPanel): number => (panel.y.label ? 28 : 16)
 

@@ -9,9 +9,9 @@ interface Names { compareWith: string; selectedModel: string; message(key: Messa
 const MAX_TEXT_LETTERS = 60
 
 /** A text in quotes, shortened between two words. */
-export function quoted(text: string): string {
-  if (text.length <= MAX_TEXT_LETTERS) return `“${text}”`
-  return `“${text.slice(0, MAX_TEXT_LETTERS).replace(/\s+\S*$/, '')} …”`
+export function quoted(text: string, limit = MAX_TEXT_LETTERS): string {
+  if (text.length <= limit) return `“${text}”`
+  return `“${text.slice(0, limit).replace(/\s+\S*$/, '')} …”`
 }
 
 /** The names of both sides: before and after an edit, two texts, or two models. Models with equal weights share a trace, so they are named by the link. */

@@ -33,6 +33,7 @@ export function resultSentence(result: AnalysisResult, texts: Translator, findin
   const summary = summariseMainField(result)
   if (!summary) return ''
   const parameters = { field: texts.displayName(summary.field), axes: summary.dims.map(texts.displayName).join(' × '), value: formatNumber(summary.middle), low: formatNumber(summary.low), high: formatNumber(summary.high), null: formatNumber(summary.null ?? NaN) }
-  const [plain, withNull] = summary.dims.length ? ['summary_median', 'summary_median_null'] as const : ['summary_value', 'summary_value_null'] as const
+  const isRange = summary.high > summary.low // a single text has one value, although its field has a dimension
+  const [plain, withNull] = isRange ? ['summary_median', 'summary_median_null'] as const : ['summary_value', 'summary_value_null'] as const
   return texts.message(summary.null === null ? plain : withNull, parameters)
 }
