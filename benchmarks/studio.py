@@ -44,7 +44,14 @@ from rheoscope.studio.model_sources import ModelSources
 from rheoscope.studio.safety import AccessRules
 from rheoscope.studio.server import create_app
 from rheoscope.studio.session import Limits, Session
-from rheoscope.studio.startup import DEFAULT_OPTIONS, bind_socket, page_address, server_config, share_process, start_session
+from rheoscope.studio.startup import (
+    DEFAULT_OPTIONS,
+    bind_socket,
+    page_address,
+    server_config,
+    share_process,
+    start_session,
+)
 from rheoscope.studio.stored_example import EXAMPLE_FOLDER, PAGE_FOLDER, load_example
 
 WORDS = (

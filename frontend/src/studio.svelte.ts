@@ -379,7 +379,7 @@ export class Studio {
     void this.trace?.close() // a new text does not wait for the analyses of this one
     try {
       const trace = await this.requestTrace(this.link.model, this.link.text, this.edits, { ...this.windowOption, ...this.targetOption, signal: controller.signal })
-      if (this.trace && request !== this.shownRequest) await Promise.all([trace.arrived, this.project(trace, this.link.axes, this.link.space, this.traceBeforeEdits)])
+      if (this.trace?.info) await Promise.all([trace.arrived, this.project(trace, this.link.axes, this.link.space, this.traceBeforeEdits)])
       if (controller.signal.aborted) await trace.close()
       controller.signal.throwIfAborted()
       this.keepDepth(this.trace, trace)

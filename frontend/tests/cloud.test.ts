@@ -44,11 +44,11 @@ describe('the camera', () => {
     const w = m[3]! * 0.3 + m[7]! * 0.1 + m[11]! * -0.2 + m[15]!
     expect(x).toBeCloseTo(((m[0]! * 0.3 + m[4]! * 0.1 + m[8]! * -0.2 + m[12]!) / w + 1) * 100, 4)
   })
-  it('draws the axes in the lower left corner', () => {
+  it('draws the axes in the lower right corner', () => {
     const viewport = { width: 800, height: 500, ratio: 1, theme: LIGHT, controls: [] }
     for (const segment of axisSegments(START, viewport)) {
       const [x, y] = project(Float32Array.from(segment.slice(0, 3)), START, 800, 500)
-      expect(x).toBeCloseTo(132, 1)
+      expect(x).toBeCloseTo(704, 1)
       expect(y).toBeCloseTo(404, 1)
     }
   })

@@ -35,9 +35,10 @@ describe('render', () => {
   it('keeps commands apart from the text around them, also in a message within a message', () => {
     const inner = { template: 'type {command}', parameters: { command: { command: 'rheoscope card' } } }
     const text = { template: 'Null: {null}.', parameters: { null: inner } }
-    expect(renderParts(text, chinese)).toEqual(['零模型：', 'type ', { command: 'rheoscope card' }, '。'])
+    expect(renderParts(text, chinese)).toEqual(['零模型：type ', { command: 'rheoscope card' }, '。'])
     expect(render(text)).toBe('Null: type rheoscope card.')
   })
+  it('keeps a number and its percent sign on one line', () => expect(render({ template: '{a} % to {b} %', parameters: { a: 17, b: '96' } })).toBe('17\u00a0% to 96\u00a0%'))
   it('does not look up properties of objects', () => expect(render('toString', {})).toBe('toString'))
   it('writes None, True and quoted strings like Python', () => expect(render({ template: '{a} {b} {c!r}', parameters: { a: null, b: true, c: 'x' } })).toBe("None True 'x'"))
 })

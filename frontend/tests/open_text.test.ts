@@ -154,6 +154,22 @@ it('reconnects to a server that was restarted, and opens the text again', async 
   expect([studio.trace?.job, studio.oldResults]).toEqual(['job-b', ''])
 })
 
+it('a text that is opened again stays on the screen until it has arrived', async () => {
+  const server = new FakeServer()
+  const studio = await openStudio(server)
+  studio.client.points = vi.fn(async () => ({ share: 1 }) as Points)
+  const head = { data: JSON.stringify({ next: null, tokens: [], edits: [] }) }
+  Stream.all[0]!.handlers.head!(head)
+  void studio.reopen()
+  await vi.advanceTimersByTimeAsync(0)
+  server.pending.at(-1)!.resolve({ id: 'a', job: 'job-b' })
+  await vi.advanceTimersByTimeAsync(0)
+  expect(studio.trace?.job).toBe('job-a')
+  Stream.all[1]!.handlers.head!(head)
+  await vi.advanceTimersByTimeAsync(0)
+  expect([studio.trace?.job, studio.info !== null]).toEqual(['job-b', true])
+})
+
 it('a server that cannot be reached is reported as such', async () => {
   vi.stubGlobal('fetch', () => Promise.reject(new TypeError('Failed to fetch')))
   const server = new Server()

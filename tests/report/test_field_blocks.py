@@ -23,6 +23,7 @@ def test_every_axis_has_a_table_and_larger_fields_a_line() -> None:
             "by_head_null": (("layer", "head"), heads / 10),
             "kind": ("layer", ["a", "b"]),
             "length": ("token", [0.5, np.nan, 1.5]),
+            "partner": ("token", [1, 0, 2]),
             "map": (("layer", "head", "token"), np.arange(18.0).reshape(2, 3, 3), {"unit": "nats"}),
             "loss": ((), 2.25, {"unit": "nats"}),
             "empty": (("layer", "token"), np.full((2, 3), np.nan)),
@@ -37,7 +38,11 @@ def test_every_axis_has_a_table_and_larger_fields_a_line() -> None:
     assert [[cell.text for cell in row] for row in by_layer.rows] == [["0", "2", "a"], ["1", "5", "b"]]
     assert [row[1].small_text for row in by_layer.rows] == [".20", ".50"]
     assert isinstance(by_token, Table)
-    assert [[cell.text for cell in row] for row in by_token.rows] == [["4", ".50"], ["5", "none"], ["6", "1.50"]]
+    assert [[cell.text for cell in row] for row in by_token.rows] == [
+        ["4", ".50", "1"],
+        ["5", "none", "0"],
+        ["6", "1.50", "2"],
+    ]
     assert isinstance(others, Lines)
     assert others.lines == [
         "map (layer 2, head 3, token 3): from .00 to 17, median 8.5 nats",

@@ -112,7 +112,9 @@ def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fet
 
 
 def test_an_ablated_head_displaces_nothing(fetch: Callable[..., Answer]) -> None:
-    _, arrays = fetch("moves/1/2?space=raw&axes=all", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}])
+    _, arrays = fetch(
+        "moves/1/2?space=raw&axes=all", edits=[{"layer": 1, "head": 2, "operation": "ablate", "part": "both"}]
+    )
     assert np.abs(arrays["moves"].decoded_values).max() < 1e-6
 
 

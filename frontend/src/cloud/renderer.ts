@@ -23,8 +23,8 @@ export const PATH_OPACITY = 0.85
 export const GHOST_OPACITY = 0.55
 export const FADED_OPACITY = 0.3
 const AXIS_LENGTH = 38
-/** Distance of the axes from the left, which leaves room for their names, and from the bottom. */
-const AXES_LEFT = 132
+/** Distance of the axes from the right, which leaves room for their names, and from the bottom. The path of the prediction begins on the left. */
+const AXES_RIGHT = 96
 const AXES_BOTTOM = 96
 
 /** Opacity of a token: 0 if it is hidden, low if other tokens are highlighted. */
@@ -71,10 +71,10 @@ export function tokenAt(screen: Float32Array, x: number, y: number, isShown: (to
 /** A smaller picture has no room for axes. Their names are below it. */
 const SMALLEST_WITH_AXES = { width: 480, height: 300 }
 
-/** Three short axes in the lower left corner that rotate with the cloud. Their names are at their ends. */
+/** Three short axes in the lower right corner that rotate with the cloud. Their names are at their ends. */
 export function axisSegments(camera: Camera, { width, height }: Viewport): number[][] {
   if (width < SMALLEST_WITH_AXES.width || height < SMALLEST_WITH_AXES.height) return []
-  const { x, y, z } = panCamera(camera, width / 2 - AXES_LEFT, AXES_BOTTOM - height / 2, width, height)
+  const { x, y, z } = panCamera(camera, AXES_RIGHT - width / 2, AXES_BOTTOM - height / 2, width, height)
   const length = AXIS_LENGTH * pixelSize(camera, width, height)
   return [0, 1, 2].map((k) => [x, y, z, x + (k === 0 ? length : 0), y + (k === 1 ? length : 0), z + (k === 2 ? length : 0)])
 }

@@ -18,8 +18,18 @@ const FORMAT = /^([+ ]?)(,?)(?:\.(\d+))?([dsfeg%]?)$/
 export const render = (text: Text, catalogue: Catalogue = ENGLISH): string =>
   renderParts(text, catalogue).map((part) => (typeof part === 'string' ? part : part.command)).join('')
 
-/** A text in the language of a catalogue, split at its commands. */
+/** A text in the language of a catalogue, split at its commands. No line ends between a number and its percent sign. */
 export function renderParts(text: Text, catalogue: Catalogue = ENGLISH): (string | Command)[] {
+  const joined: (string | Command)[] = []
+  for (const part of filledParts(text, catalogue)) {
+    const last = joined.at(-1)
+    if (typeof part === 'string' && typeof last === 'string') joined[joined.length - 1] = last + part
+    else joined.push(part)
+  }
+  return joined.map((part) => (typeof part === 'string' ? part.replace(/(\d) %/g, '$1\u00a0%') : part))
+}
+
+function filledParts(text: Text, catalogue: Catalogue): (string | Command)[] {
   if (typeof text === 'string') return [translation(text, catalogue)]
   const template = translation(text.template, catalogue)
   const parameters = text.parameters ?? {}
@@ -49,7 +59,7 @@ const translation = (template: string, catalogue: Catalogue): string => (Object.
 function parameterParts(value: Parameter, conversion: string | undefined, format: string, catalogue: Catalogue): (string | Command)[] {
   if (typeof value === 'number') return [applyNumberFormat(value, format)]
   if (isCommand(value)) return [value]
-  if (isMessage(value)) return renderParts(value, catalogue)
+  if (isMessage(value)) return filledParts(value, catalogue)
   const text = value === null ? 'None' : value === true ? 'True' : value === false ? 'False' : translation(value, catalogue)
   return [conversion === 'r' && typeof value === 'string' ? `'${text}'` : text]
 }

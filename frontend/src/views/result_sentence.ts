@@ -29,7 +29,7 @@ export function resultSentence(result: AnalysisResult, texts: Translator, findin
   const finding = findings?.findings.find(({ analysis }) => analysis === result.name)
   if (finding) return texts.render(finding.text)
   const line = Object.values(story).find(({ deeper }) => deeper.includes(`analyse ${result.name}`))
-  if (line) return `${texts.render(line.title)}: ${texts.render(line.sentence)}.`
+  if (line) return texts.message('titled_sentence', { title: texts.render(line.title), sentence: texts.render(line.sentence) })
   const summary = summariseMainField(result)
   if (!summary) return ''
   const parameters = { field: texts.displayName(summary.field), axes: summary.dims.map(texts.displayName).join(' × '), value: formatNumber(summary.middle), low: formatNumber(summary.low), high: formatNumber(summary.high), null: formatNumber(summary.null ?? NaN) }

@@ -175,7 +175,8 @@ def _field_cell(dataset: "xarray.Dataset", name: str, index: int) -> Cell:
         else ""
     )
     value = field.values[index]
-    text = str(value) if field.dtype.kind in "UO" else format_number(_median_at(field.values, index))
+    is_printed_whole = field.dtype.kind in "UO" or (field.dtype.kind in "iu" and field.ndim == 1)  # 1 and not 1.00
+    text = str(value) if is_printed_whole else format_number(_median_at(field.values, index))
     return Cell(text, small_text="" if null_text == "none" else null_text)
 
 

@@ -99,7 +99,9 @@ def _trace_files(trace: Trace, token_strings: TokenLabels) -> dict[str, bytes]:
     }
     for space in SPACES:
         suffix = "" if space == "sphere" else f".{space}"
-        files[f"{trace_path}/points{suffix}.bin"] = pack_points(trace, prediction_axes(trace, space), DEFAULT_AXES, space)
+        files[f"{trace_path}/points{suffix}.bin"] = pack_points(
+            trace, prediction_axes(trace, space), DEFAULT_AXES, space
+        )
     for name in COLOUR_ANALYSES:
         files[f"{trace_path}/analyses/{name}.bin"] = wire.pack_dataset(
             analysis_by_name(name).ask(trace), analysis_by_name(name), []

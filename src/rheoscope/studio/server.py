@@ -364,7 +364,9 @@ async def get_displacements(
     studio: StudioState, trace: str, layer: Index, head: Index, axes: str = DEFAULT_AXES, space: str = "sphere"
 ) -> Response:
     stored_body = (
-        studio.stored_response(trace, f"/moves/{layer}/{head}", "bin") if (axes, space) == (DEFAULT_AXES, "sphere") else None
+        studio.stored_response(trace, f"/moves/{layer}/{head}", "bin")
+        if (axes, space) == (DEFAULT_AXES, "sphere")
+        else None
     )
     if stored_body is not None:
         return binary_response(stored_body)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CAPTION = Message(
     "One cell per head. Blue lies above the value of a random operator, orange below. That value is one half for the positive share and "
-    "0 for the others (1/d for symmetry). Stable ranks are darker if they are higher. Bands cover 10 to 90 % of the heads."
+    "0 for the others (1/d for symmetry). Higher stable ranks have a stronger colour. Bands cover 10 to 90 % of the heads."
 )
 TITLES = {
     "symmetry": Message("Symmetry of M"),
