@@ -22,6 +22,8 @@ from rheoscope.space.trace import Trace
 SPACES = ("raw", "sphere")
 DEFAULT_AXES = "prediction"
 """The axes of a cloud unless others are named."""
+DEFAULT_PROJECTION = (DEFAULT_AXES, "sphere")
+"""The axes and the space of stored clouds."""
 FindText = Callable[[str], tuple[Model, Trace]]
 """The model and the trace of a text by its id."""
 MAX_EIGH_WIDTH = 1024

@@ -37,7 +37,7 @@ from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.features import features_of
 from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
 from rheoscope.studio.page_files import PageFiles
-from rheoscope.studio.projected_points import DEFAULT_AXES
+from rheoscope.studio.projected_points import DEFAULT_AXES, DEFAULT_PROJECTION
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
 from rheoscope.studio.responses import JSON_TYPE, StudioState, binary_response, json_response
 from rheoscope.studio.safety import AccessGuard, AccessRules, App
@@ -247,7 +247,7 @@ async def get_story(studio: StudioState, trace: str) -> Response:
 
 @router.get("/traces/{trace}/points")
 async def get_points(studio: StudioState, trace: str, axes: str = DEFAULT_AXES, space: str = "sphere") -> Response:
-    stored_body = studio.stored_response(trace, "/points", "bin") if (axes, space) == (DEFAULT_AXES, "sphere") else None
+    stored_body = studio.stored_response(trace, "/points", "bin") if (axes, space) == DEFAULT_PROJECTION else None
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
@@ -363,11 +363,8 @@ async def get_spectrum(studio: StudioState, trace: str, layer: Index, head: Inde
 async def get_displacements(
     studio: StudioState, trace: str, layer: Index, head: Index, axes: str = DEFAULT_AXES, space: str = "sphere"
 ) -> Response:
-    stored_body = (
-        studio.stored_response(trace, f"/moves/{layer}/{head}", "bin")
-        if (axes, space) == (DEFAULT_AXES, "sphere")
-        else None
-    )
+    path = f"/moves/{layer}/{head}"
+    stored_body = studio.stored_response(trace, path, "bin") if (axes, space) == DEFAULT_PROJECTION else None
     if stored_body is not None:
         return binary_response(stored_body)
     entry = await studio.get_entry(trace)
