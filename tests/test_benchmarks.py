@@ -32,6 +32,7 @@ SHARED_MODULES = {
     "float64_arithmetic",
     "page_visitor",
     "simulated_races",
+    "monitored_runs",
 }
 """Modules that benchmarks import."""
 BENCHMARKS = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in SHARED_MODULES)
