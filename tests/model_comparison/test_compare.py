@@ -24,7 +24,7 @@ from tests.laws.moves import (
 from tests.model_comparison.changed_models import TEXTS, changed, deep_llama
 
 SENTENCE = "The keys to the cabinet are on the table"
-ARCHITECTURES = ["gpt2", "llama_yarn", "gemma3", "qwen3", "bert", "own"]
+ARCHITECTURES = ["gpt2", "llama_yarn", "gemma3", "qwen3", "bert"]
 WITHOUT_CHANGE = {"displacement_cosine": 1.0, "same_token": 1.0, "first_step": -1.0, "token_first_step": -1.0}
 DESCRIPTIVE = {
     "loss_first",
@@ -44,7 +44,7 @@ def fields_of_means(result: Any) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "own"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_a_model_compared_with_itself_is_zero_everywhere(name: str) -> None:
     result = rs.compare(rs.load(copy.deepcopy(network(name))), rs.load(network(name)), TEXTS[:4])
     assert {"M_distance", "F_distance", "attention", "stream_change", "divergence"} <= set(result.data_vars)
