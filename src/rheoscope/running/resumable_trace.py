@@ -132,6 +132,8 @@ class StoredLayers:
             metadata = {"written_by": signature()} | identity
             write_file(metadata_file, lambda file: file.write_text(json.dumps(metadata, indent=1)))
         n_finished = 0
+        if model.description.shares_states:  # the points of a layer are not all that the next one reads
+            return StoredLayers(folder, n_finished)
         while n_finished < model.view.layers and layer_file(folder, n_finished).is_file():
             n_finished += 1
         return StoredLayers(folder, n_finished)

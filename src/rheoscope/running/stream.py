@@ -33,13 +33,11 @@ from rheoscope.space.step import Step
 class Tap:
     """A hook point of the stream: the first input or the output of a module.
 
-    `is_displacement`: the tensor is a displacement from the step before. Without a `writer`, nothing reads their sum (the attention of a
-    parallel block).
-    `writer`: no module holds the point, which is the step before plus `writer_scale` times the output of `writer`. The factor is one
-    number, or one for every coordinate.
+    `is_displacement`: a displacement from the step before. Without a `writer`, nothing reads their sum (attention of a parallel block).
+    `writer`: no module holds the point, which is the step before plus `writer_scale` (one or per coordinate) times the output of `writer`.
     `turn`: where the modules run `n_turns` times in one forward pass (ALBERT), the turn at which they hold the point.
     `scale`: the tensor is this multiple of the point (MiniMax multiplies its stream before a norm).
-    `is_shared`: other operations read the tensor too, so that nothing can take its place (Gemma 3n mixes several streams).
+    `is_shared`: other operations read the tensor too, so nothing can take its place (Gemma 3n).
     """
 
     step: Step
@@ -77,6 +75,7 @@ class ModelDescription:
     `embed_scale` and `unembed_scale` are factors of the embedding and of the logits; `unembed_bias` is added to the logits.
     Without `unembed_scale`, logits are no linear map of the last points, and there is no logit lens. `context_length` is the
     longest text that position embeddings allow. `n_streams` is the number of streams that every block mixes into its points.
+    `shares_states`: blocks read more of earlier ones than their points (several streams, shared keys and values), so none can be skipped.
     """
 
     embed_tap: Tap
@@ -99,6 +98,7 @@ class ModelDescription:
     unembed_bias: Float[Tensor, " vocabulary"] | None = None
     context_length: int | None = None
     n_streams: int = 1
+    shares_states: bool = False
 
     def __repr__(self) -> str:
         return f"<Description of {len(self.layer_heads)} layers, each {self.layer_heads[0]!r}>"
@@ -277,8 +277,8 @@ def apply_hooks(description: ModelDescription, hooks: Hooks, prefix: str = "") -
 
 @contextmanager
 def record_block_outputs(description: ModelDescription, block_outputs: list[Any]) -> Iterator[None]:
-    """While the model runs, store the output of every block. Blocks that run several times in a pass have none to reuse."""
-    blocks = [layer[-1] for layer in description.layer_taps if layer[-1].n_turns == 1]
+    """While the model runs, store the output of every block. Blocks that run several times in a pass or share states have none to reuse."""
+    blocks = [x[-1] for x in description.layer_taps if x[-1].n_turns == 1 and not description.shares_states]
     with apply_module_hooks([ModuleHook(tap.module, "out", block_outputs.append) for tap in blocks]):
         yield
 

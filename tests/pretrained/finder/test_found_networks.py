@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +214,16 @@ def test_a_point_of_several_streams_is_edited_after_attention_alone() -> None:
     assert gap(model.run(ids, hooks={"L1.resid_mid": lambda x: x + shift}), expected) < FLOAT32_ISLANDS
     with pytest.raises(RheoscopeError, match=r"L0.resid_post is mixed from several streams"):
         model.run(ids, hooks={"L0.resid_post": lambda x: x + shift})
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_blocks_that_share_more_than_points_are_never_skipped(name: str, tmp_path: Path) -> None:
+    model, ids = loaded(name), text()
+    outputs = model.block_outputs(ids[None])
+    assert gap(model.run_batch(ids[None], block_outputs=outputs[:1])[0], model.run(ids)) < FLOAT32_ISLANDS
+    expected = rs.resumable_trace(model, [ids], tmp_path).points
+    (tmp_path / "layer_0001.safetensors").unlink()
+    assert gap(rs.resumable_trace(model, [ids], tmp_path).points, expected) < FLOAT32_ISLANDS
 
 
 def test_blocks_that_begin_with_a_norm_are_read_from_norm_to_norm() -> None:

@@ -116,6 +116,7 @@ def _describe_stream(network: Any, tape: Tape) -> ModelDescription:
     softmaxes = distinct_softmaxes(tape) if reads_tokens(network) else square_softmaxes(tape)
     all_blocks = find_blocks(tape, network, softmaxes, other_block=mixed_block)
     own = [block for block in all_blocks if reads_own_points(tape, block)]
+    shares_states = 0 < len(own) < len(all_blocks) or all_blocks[0].reader is not None
     layers = end_at_readers(tape, begin_at_norms(tape, group_layers(tape, network, own or all_blocks)))
     (placed,) = every_layer(tape, layers)
     blocks = [describe_block(own_tape, layer.block) for own_tape, layer in placed]
@@ -128,6 +129,7 @@ def _describe_stream(network: Any, tape: Tape) -> ModelDescription:
     return replace(
         describe_stack(tape, network, placed, blocks),
         is_encoder=is_encoder,
+        shares_states=shares_states,
         **describe_logits(tape, network, layers[-1].output, is_encoder),
     )
 
