@@ -106,7 +106,7 @@ def padded_line(cells: Sequence[str]) -> str:
     """The cells in columns. A cell that is too wide moves the others to the right.
 
     >>> padded_line(["·on", "43 %", "L4", "+1.0", "+0.2", "x", "y"])[:30]
-    '·on            43 %   L4     +1'
+    '·on            43 %   L4     +'
     """
     from rich.cells import cell_len
 

@@ -13,9 +13,10 @@ from torch import Generator, Tensor
 from rheoscope.flow.generation.answer import AnswerSums, is_head
 from rheoscope.flow.generation.generated_token import GeneratedToken, LensWord, Source, Writer
 from rheoscope.flow.generation.row_attribution import GrowingAttribution, RowAttribution
-from rheoscope.messages.advice import use
+from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.cached_network import CachedNetwork, refuse_generation
+from rheoscope.running.certificate import tolerance
 from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.runner import RunnableModel, allocate_points, make_traces, text_string
 from rheoscope.running.sampling import check_sampling, sample_token
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS, BLOCK_TIMES = 32, 10
 """New tokens are explained together: at most this many, and generated in this many times the time of the last explanation."""
+BLOCK_WEIGHTS = 1 << 19
+"""A block has at most this many attention weights per layer (2 MiB in float32), so that its memory does not grow with the text."""
 LENS_STEPS = 5
 """The logit lens reads at most this many ends of layers, at equal distances. The last one costs nothing: it is the output."""
+ALLOWED_TOLERANCES = 10
+"""The largest error of an attribution, relative to the sum of its parts in size, in tolerances of the certificate."""
 N_LISTED = 3
 """The number of source tokens and of heads that every token lists."""
 
@@ -185,7 +190,7 @@ class Generation:
         block: list[Tensor] = []
         start = time.monotonic()
         with self._appending():
-            while len(block) < BLOCK_TOKENS and not self.is_finished:
+            while len(block) < rows_per_block(self.view.heads, len(self.ids)) and not self.is_finished:
                 if block and time.monotonic() - start >= BLOCK_TIMES * self.seconds_to_explain:
                     break
                 self._read_unread()
@@ -209,6 +214,7 @@ class Generation:
         n = len(log_probs)
         trace, new_ids = self._trace_of(len(self.ids) - 1), torch.tensor(self.ids[-n:])
         attribution = self.attribution.attribute(trace, new_ids)
+        self._check_errors(attribution)
         self.sums.add(attribution)
         prompt, answer = self.sums.split(attribution)
         lens, heads, sources = self._lens(trace, log_probs), _largest_heads(attribution), self._sources(attribution)
@@ -233,6 +239,19 @@ class Generation:
             )
             for row in range(n)
         ]
+
+    def _check_errors(self, attribution: RowAttribution) -> None:
+        """Raise if the network attends differently with its cache than the View of the whole text."""
+        error = float((attribution.errors / attribution.components.abs().sum(0)).max())
+        if not error <= ALLOWED_TOLERANCES * tolerance(self.view.dtype):
+            raise RheoscopeError(
+                Message(
+                    "the key/value cache of {model} changes its attention (relative difference {error:.0e}), so its flow is unknown",
+                    model=self.view.name,
+                    error=error,
+                ),
+                Advice("model.trace(text)"),
+            )
 
     def _lens(self, trace: Trace, log_probs: Float[Tensor, "r vocabulary"]) -> list[tuple[LensWord, ...]]:
         """The most likely token of the last rows at every step of the lens. The last step is the output of the network."""
@@ -311,11 +330,20 @@ def _largest_heads(attribution: RowAttribution) -> list[tuple[Writer, ...]]:
     return [tuple(Writer(names[i], x) for i, x in zip(*row, strict=True)) for row in largest]
 
 
+def rows_per_block(n_heads: int, n_tokens: int) -> int:
+    """The number of tokens that are explained together after `n_tokens` tokens.
+
+    >>> rows_per_block(4, 100), rows_per_block(32, 1000), rows_per_block(32, 100_000)
+    (32, 16, 1)
+    """
+    return max(1, min(BLOCK_TOKENS, BLOCK_WEIGHTS // (n_heads * n_tokens)))
+
+
 def lens_points(ends: list[int]) -> list[int]:
     """At most `LENS_STEPS` of the ends of layers, at equal distances, the last one included.
 
     >>> lens_points([2, 4, 6]), lens_points(list(range(0, 60, 2)))
-    ([2, 4, 6], [8, 18, 28, 38, 48, 58])
+    ([2, 4, 6], [10, 22, 34, 46, 58])
     """
     n = min(LENS_STEPS, len(ends))
     return [ends[(index + 1) * len(ends) // n - 1] for index in range(n)]
