@@ -48,7 +48,7 @@ describe('the camera', () => {
     const viewport = { width: 800, height: 500, ratio: 1, theme: LIGHT, controls: [] }
     for (const segment of axisSegments(START, viewport)) {
       const [x, y] = project(Float32Array.from(segment.slice(0, 3)), START, 800, 500)
-      expect(x).toBeCloseTo(704, 1)
+      expect(x).toBeCloseTo(664, 1)
       expect(y).toBeCloseTo(404, 1)
     }
   })

@@ -24,7 +24,7 @@ export const GHOST_OPACITY = 0.55
 export const FADED_OPACITY = 0.3
 const AXIS_LENGTH = 38
 /** Distance of the axes from the right, which leaves room for their names, and from the bottom. The path of the prediction begins on the left. */
-const AXES_RIGHT = 96
+const AXES_RIGHT = 136
 const AXES_BOTTOM = 96
 
 /** Opacity of a token: 0 if it is hidden, low if other tokens are highlighted. */
