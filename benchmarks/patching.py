@@ -95,11 +95,11 @@ def gpt2(layers: int) -> Any:
 
 @torch.no_grad()
 def agreement_rows(size: dict[str, int]) -> list[dict[str, object]]:
-    """The largest difference of patched metrics between both tools, for some points, MLPs and heads."""
+    """The largest difference of patched metrics between both tools in float64, for some points, MLPs and heads."""
     net = gpt2(size["layers"])
-    batch = random_pair(rs.load(net), 12)
+    bridge = transformer_bridge(net).double()
+    batch = random_pair(rs.load(net.double()), 12)
     runs, _ = both_directions(batch)
-    bridge = transformer_bridge(net)
     _, donor = bridge.run_with_cache(batch.clean.ids)
     rows: list[dict[str, object]] = []
     for layer in range(0, size["layers"], max(1, size["layers"] // 4)):

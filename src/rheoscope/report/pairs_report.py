@@ -28,7 +28,9 @@ def runs_of_pairs(
     """What is computed under these options, by the name of the analysis: patching, and a circuit if edges are requested."""
     chosen = {name: value for name, value in options.items() if value is not None}
     common: dict[str, Any] = {name: chosen[name] for name in ("answers", "metric", "token")}
-    runs = {PATCH.name: partial(patch_pairs, model, pairs, top=chosen["top"], **common)}
+    runs: dict[str, Callable[[], xarray.Dataset]] = {
+        PATCH.name: partial(patch_pairs, model, pairs, top=chosen["top"], **common)
+    }
     if "edges" in chosen:
         searched = {name: chosen[name] for name in ("edges", "tries") if name in chosen}
         runs[CIRCUIT.name] = partial(circuit_of_pairs, model, pairs, **common, **searched)

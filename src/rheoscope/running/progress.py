@@ -18,6 +18,27 @@ def tick(done: int, total: int) -> None:
         on_progress(done, total)
 
 
+def count_steps(total: int) -> Callable[[], None]:
+    """A function that reports one more finished step at every call.
+
+    >>> ticks = []
+    >>> with listen(lambda done, total: ticks.append((done, total))):
+    ...     advance = count_steps(2)
+    ...     advance(), advance()
+    (None, None)
+    >>> ticks
+    [(1, 2), (2, 2)]
+    """
+    finished = 0
+
+    def advance() -> None:
+        nonlocal finished
+        finished = min(finished + 1, total)
+        tick(finished, total)
+
+    return advance
+
+
 def current_listener() -> OnProgress | None:
     """The listener of this thread, if there is one."""
     return _LISTENER.get()

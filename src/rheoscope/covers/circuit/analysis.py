@@ -129,7 +129,7 @@ def label_circuit(
     order = strongest_first(search)
     pooled = pooled_fields(search, order, settings["seed"])
     edges = [search.edges[index] for index in order]
-    values = {name: effects[0] for name, effects in pooled.items()} | comparison_fields(search)
+    values: dict[str, Any] = {name: effects[0] for name, effects in pooled.items()} | comparison_fields(search)
     values |= {
         "estimate": stack_effects(search.estimates, edges, search.total),
         "composition": [search.compositions.get(edge, float("nan")) for edge in edges],

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, stack
 
 from rheoscope.covers.circuit.edges import EMBED, READOUT, ROLES, Circuit, Node, upstream
-from rheoscope.covers.circuit.frozen_runs import FrozenRuns, head_output, project, role_index
+from rheoscope.covers.circuit.frozen_runs import FrozenRuns, Projections, head_output, project, role_index
 from rheoscope.covers.patch.pairs import PairBatch
 from rheoscope.covers.patch.patched_runs import TOKENS_PER_RUN
 
@@ -60,7 +60,7 @@ class CircuitRuns:
             for role in ROLES
             if any(edge.receiver == part[0] and edge.role == role for edge in part[1])
         }
-        heads, projections = self.frozen.view.layer_heads[layer], {}
+        heads, projections = self.frozen.view.layer_heads[layer], dict[Stream, Projections]()
         for chunk in self._chunks(list(dict.fromkeys(streams.values()))):
             points = self.frozen.run([self._written(stream) for stream in chunk], [layer])[0][layer]
             projections |= {stream: project(heads, x) for stream, x in zip(chunk, points, strict=True)}

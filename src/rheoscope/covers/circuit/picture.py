@@ -64,8 +64,10 @@ def circuit_graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> 
 
 def _shift(mark: Mark) -> Mark:
     """A mark one step to the right, because names of an axis count from 0 and the embedding is layer −1."""
-    assert isinstance(mark, Line | Label)
-    return replace(mark, x=mark.x + 1 if isinstance(mark, Label) else np.asarray(mark.x, dtype=float) + 1)
+    if isinstance(mark, Label):
+        return replace(mark, x=mark.x + 1)
+    assert isinstance(mark, Line)
+    return replace(mark, x=np.asarray(mark.x, dtype=float) + 1)
 
 
 def place(dataset: "xarray.Dataset", name: str) -> tuple[float, float]:

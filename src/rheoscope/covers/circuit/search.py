@@ -18,7 +18,7 @@ from rheoscope.covers.circuit.circuit_runs import CircuitRuns
 from rheoscope.covers.circuit.edges import Circuit, Edge, all_edges, connected
 from rheoscope.covers.circuit.path_effects import Effects, PathEffects
 from rheoscope.covers.patch.pairs import PairBatch
-from rheoscope.running.progress import tick
+from rheoscope.running.progress import count_steps
 from rheoscope.space.safe_arithmetic import safe_divide
 
 Changes = dict[Edge, Float[Tensor, "2 _"]]
@@ -58,7 +58,7 @@ def search_circuit(batches: Sequence[PairBatch], max_edges: int, tries: int, min
     metrics = torch.cat([batch.metrics for batch in batches], 1)
     effects = [PathEffects.both_directions(batch) for batch in batches]
     n_senders = 1 + view.layers * view.heads
-    advance = progress(len(batches) * 2 * (n_senders + 3 * tries) + max_edges)
+    advance = count_steps(len(batches) * 2 * (n_senders + 3 * tries) + max_edges)
     estimates = join_changes(batches, [[paths.estimates(advance) for paths in both] for both in effects])
     compositions = composition_ranking(view)
     texts = [trace for batch in batches for trace in batch.clean][:MAX_SCORED_TEXTS]
@@ -86,17 +86,6 @@ def search_circuit(batches: Sequence[PairBatch], max_edges: int, tries: int, min
         through_M,
         n_edges,
     )
-
-
-def progress(total: int) -> Advance:
-    """A function that reports a finished step."""
-    finished = [0]
-
-    def advance() -> None:
-        finished[0] += 1
-        tick(min(finished[0], total), total)
-
-    return advance
 
 
 def join_changes(batches: Sequence[PairBatch], measured: Sequence[Sequence[Effects]]) -> Changes:

@@ -6,7 +6,6 @@ donor text ── a point, a head, its weights, its values, or an MLP update
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -19,7 +18,7 @@ from rheoscope.covers.patch.pairs import Pair, PairBatch, join_texts, unequal_le
 from rheoscope.covers.patch.patched_runs import HEAD_PARTS, PatchedRuns, both_directions
 from rheoscope.covers.relation_swap.analysis import check_unembedding, reordered_ids
 from rheoscope.messages.message import Message
-from rheoscope.running.progress import tick
+from rheoscope.running.progress import count_steps
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Text, check_same_weights
@@ -140,7 +139,7 @@ def measure_changes(
     """
     runs, n_layers = [both_directions(batch) for batch in batches], batches[0].clean.view.layers
     n_rows = len(batches) * len(DIRECTIONS) * (len(patched_steps(batches[0].clean)) + n_layers * N_PARTS + n_layers)
-    advance = partial(next, (tick(done, n_rows) for done in range(1, n_rows + 1)), None)
+    advance = count_steps(n_rows)
     measured = [[measure_parts(patched_runs, advance) for patched_runs in both] for both in runs]
     changes = join_changes(batches, measured)
     total = torch.cat([batch.metrics[0] - batch.metrics[1] for batch in batches])

@@ -70,14 +70,14 @@ def _parse_pair(row: Any, line: int) -> Pair:
     """A row as a pair; raises if it is not one."""
     if not isinstance(row, Mapping) or set(row) - set(FIELDS):
         raise _not_a_pair(line, row)
-    clean, corrupt, answers, spans = (
-        row.get(name, default) for name, default in zip(FIELDS, (None, None, "", {}), strict=True)
-    )
+    clean, corrupt = row.get("clean"), row.get("corrupt")
+    answers, spans = row.get("answers", ""), row.get("spans", {})
     if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers):
         answers = ANSWER_SEPARATOR.join(answers)
-    has_texts = isinstance(clean, str) and isinstance(corrupt, str) and bool(clean) and bool(corrupt)
     has_spans = isinstance(spans, Mapping) and all(isinstance(piece, str) for piece in spans.values())
-    if not has_texts or not isinstance(answers, str) or not has_spans:
+    if not isinstance(clean, str) or not isinstance(corrupt, str) or not isinstance(answers, str) or not has_spans:
+        raise _not_a_pair(line, row)
+    if not clean or not corrupt:
         raise _not_a_pair(line, row)
     return Pair(clean, corrupt, answers, spans, Message("line {line}", line=line))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -68,7 +68,8 @@ class PairBatch:
     @cached_property
     def measure(self) -> Callable[[Float[Tensor, "*c p v"]], Float[Tensor, "*c p"]]:
         """The metric of rows of log probabilities, one row for every pair."""
-        return partial(METRICS[self.metric], answers=self.answers)
+        measure = METRICS[self.metric]
+        return lambda log_probs: measure(log_probs, self.answers)
 
     @cached_property
     def metrics(self) -> Float[Tensor, "2 p"]:
