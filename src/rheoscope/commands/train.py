@@ -79,12 +79,12 @@ def train(
             Message("training needs a recipe and --out"),
             Message("rheoscope train RECIPE --data FILE… --out DIR, or rheoscope train --list"),
         )
-    from rheoscope.learn.train_report import run_training, show_recipes
+    from rheoscope.learn.train_report import ObserverFactory, run_training, show_recipes
 
     if recipe is None or out is None or show_list:
         show_recipes()
     else:
-        observer_factories = []
+        observer_factories: list[ObserverFactory] = []
         if look is not None:
             from rheoscope.learn.geometry_over_training import GeometryObserver, parse_steps
 

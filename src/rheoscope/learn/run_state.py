@@ -147,6 +147,6 @@ def race_state(folder: Path) -> RunState:
 
 def run_files(folder: Path) -> list[Path]:
     """The files of a run that its state is read from."""
-    patterns = (RACE_FILE, RECIPE, LOG, f"{OBSERVATIONS}/*.json", f"packs/*/{LOG}", f"packs/*/{OBSERVATIONS}/*.json")
-    patterns += (f"{MONITOR_FOLDER}/{READINGS}", f"{MONITOR_FOLDER}/{ALARMS}", f"{MONITOR_FOLDER}/{FINISHED}")
+    patterns = [RACE_FILE, RECIPE, LOG, f"{OBSERVATIONS}/*.json", f"packs/*/{LOG}", f"packs/*/{OBSERVATIONS}/*.json"]
+    patterns += [f"{MONITOR_FOLDER}/{name}" for name in (READINGS, ALARMS, FINISHED)]
     return [file for pattern in patterns for file in sorted(folder.glob(pattern))]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
-from rheoscope.running.runner import RunnableModel, as_token_ids
+from rheoscope.running.runner import RunnableModel
+from rheoscope.running.token_ids import as_token_ids
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 

@@ -104,7 +104,7 @@ def unwrap(network: Any) -> Any:
     >>> unwrap(nn.DataParallel(linear)) is linear
     True
     """
-    wrappers = (DistributedDataParallel, nn.DataParallel, *sharding_wrappers())
+    wrappers: tuple[Any, ...] = (DistributedDataParallel, nn.DataParallel, *sharding_wrappers())
     while True:
         if isinstance(network, wrappers):
             network = network.module
@@ -161,7 +161,7 @@ def build_replica(network: Any) -> nn.Module:
     """A network on the CPU with the architecture of a sharded one, and initial weights."""
     from torch.distributed.fsdp import FSDPModule
 
-    original = next(kind for kind in type(network).__mro__ if not issubclass(kind, FSDPModule))
+    original: Any = next(kind for kind in type(network).__mro__ if not issubclass(kind, FSDPModule))
     with torch.random.fork_rng(devices=[]):
         if issubclass(original, Transformer | Translator):
             return build_native(network.config).eval()

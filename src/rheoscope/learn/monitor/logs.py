@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +78,7 @@ class FolderLog(Log):
         (self.folder / FINISHED).unlink(missing_ok=True)
         for name in (READINGS, ALARMS):
             lines = [json.dumps(entry) + "\n" for entry in read_lines(self.folder / name) if entry["step"] < step]
-            write_file(self.folder / name, lambda path, lines=lines: path.write_text("".join(lines)))
+            write_file(self.folder / name, partial(Path.write_text, data="".join(lines)))
         for table in (self.folder / TABLES).glob("step-*.parquet"):
             if int(table.stem.removeprefix("step-")) >= step:
                 table.unlink()

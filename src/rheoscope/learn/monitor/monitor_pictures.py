@@ -1,8 +1,8 @@
 """The readings of a monitor as a Dataset, and as blocks of the page: curves of every quantity, and the alarms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,7 +97,11 @@ def quantity_panel(name: str, readings: Sequence[Reading], alarms: Sequence[Alar
     """The curves of one quantity, with its alarms."""
     measured = [reading for reading in readings if name in reading.values]
     table = np.stack([reading.values[name].reshape(-1) for reading in measured])
-    summaries = {Message("largest"): np.nanmax, Message("median"): np.nanmedian, Message("smallest"): np.nanmin}
+    summaries: dict[Message, Callable[..., Any]] = {
+        Message("largest"): np.nanmax,
+        Message("median"): np.nanmedian,
+        Message("smallest"): np.nanmin,
+    }
     marks: list[Mark] = [
         Line(label, step_numbers(measured), summary(table, axis=1), colour)
         for (label, summary), colour in zip(summaries.items(), ("second", "first", "third"), strict=True)
