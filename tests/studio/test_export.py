@@ -262,7 +262,7 @@ def export_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     scripts = '<script defer src="./assets/studio.js"></script><link rel="stylesheet" href="./assets/studio.css">'
     (folder / "index.html").write_text(f"{START}{scripts}</head><body></body></html>")
     (folder / "assets" / "studio.js").write_text('document.title = "</script>"')
-    (folder / "assets" / "messages-zh.js").write_text("0")
+    (folder / "assets" / "messages-zh.js").write_text('catalogue = {"{n} heads":"{n} 个头"}')
     (folder / "assets" / "studio.css").write_text("p { margin: 0 }")
     monkeypatch.setattr(run_studio, "PAGE_FOLDER", folder)
     monkeypatch.setattr(startup, "load", load_small)

@@ -1,12 +1,14 @@
 """`rheoscope compare`: what differs between two models."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rheoscope.commands.completion import complete_from
-from rheoscope.commands.options import Csv, Device, Dtype, Explain, Html, Json, Revisions, refuse_both, split_names
+from rheoscope.commands.option_groups import OutputOptions, with_option_groups
+from rheoscope.commands.options import Device, Dtype, Revisions, refuse_both, split_names
 from rheoscope.commands.usage import UsageProblem
 from rheoscope.messages.message import Message
 from rheoscope.report.hub_cache import cached_hub_names
@@ -21,6 +23,20 @@ ModelArgument = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """What counts as a difference, and how heads are ranked."""
+
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="The relative distance of points that counts as diverged.")
+    ] = 0.1
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="How many predicted tokens to list.")] = 5
+    rank: Annotated[
+        str, typer.Option(help="stream_change, displacement, attention, logit_change, M_distance or F_distance.")
+    ] = "stream_change"
+
+
+@with_option_groups
 def compare(
     model_a: ModelArgument,
     model_b: ModelArgument,
@@ -35,19 +51,11 @@ def compare(
         str | None, typer.Option(metavar="DIR", help="A peft adapter, such as LoRA, on the second model.")
     ] = None,
     revisions: Revisions = None,
-    threshold: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="The relative distance of points that counts as diverged.")
-    ] = 0.1,
-    top: Annotated[int, typer.Option(min=1, max=10_000, help="How many predicted tokens to list.")] = 5,
-    rank: Annotated[
-        str, typer.Option(help="stream_change, displacement, attention, logit_change, M_distance or F_distance.")
-    ] = "stream_change",
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
     device: Device = None,
     dtype: Dtype = None,
+    *,
+    settings: ComparisonSettings,
+    output: OutputOptions,
 ) -> None:
     """Find what differs between two models.
 
@@ -58,7 +66,6 @@ def compare(
     ·    rheoscope compare gpt2 gpt2 --adapter runs/lora --texts notes.txt --html compare.html
     ·    rheoscope compare EleutherAI/pythia-70m EleutherAI/pythia-70m "The keys" --revisions step1000,step143000
     """
-    from rheoscope.report import run_report
     from rheoscope.report.card_texts import read_texts
     from rheoscope.report.compare_models import compare_models
     from rheoscope.report.input_text import check_text, clean_typed_text
@@ -72,11 +79,10 @@ def compare(
             Message("--revisions needs one name for each of the two models, got {n}", n=len(names)),
             f"rheoscope compare {model_a} {model_b} --revisions step1000,step2000",
         )
-    files = run_report.OutputFiles(json, csv, html, texts, "--texts")
+    files = output.files(texts, "--texts")
     chosen_texts = read_texts(texts) if texts is not None else None if text is None else [clean_typed_text(text)]
     options = ({"revision": names[0]}, {"revision": names[1], "adapter": adapter})
     models = tuple(
         load_model(source, device, dtype, **more) for source, more in zip((model_a, model_b), options, strict=True)
     )
-    settings = {"threshold": threshold, "top": top, "rank": rank}
-    compare_models((models[0], models[1]), chosen_texts, settings, files, explain)
+    compare_models((models[0], models[1]), chosen_texts, asdict(settings), files, output.explain)

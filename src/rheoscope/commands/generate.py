@@ -1,13 +1,32 @@
 """`rheoscope generate`: continue or translate a text, and show the flow of every new token."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rheoscope.commands.option_groups import with_option_groups
 from rheoscope.commands.options import Device, Json
 
 
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen."""
+
+    temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.8
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens. 0: from all.")] = 50
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most probable tokens that sum to this probability.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0
+
+    def to_settings(self) -> tuple[float, int | None, float | None, int]:
+        """Temperature, top k (None: all tokens), top p and seed."""
+        return self.temperature, self.top_k or None, self.top_p, self.seed
+
+
+@with_option_groups
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue or translate. - reads it from stdin.")] = "",
     model: Annotated[
@@ -15,12 +34,6 @@ def generate(
         typer.Option("--model", "-m", help="A directory made by rheoscope train (default: the model that ships)."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most probable tokens. 0: from all.")] = 50,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most probable tokens that sum to this probability.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     flow: Annotated[
         bool,
         typer.Option("--flow", help="Print, for every token, the layer that decides it and the tokens that write it."),
@@ -30,6 +43,8 @@ def generate(
     ] = False,
     json: Json = None,
     device: Device = None,
+    *,
+    sampling: SamplingOptions,
 ) -> None:
     """Continue or translate a text with a trained model.
 
@@ -42,10 +57,11 @@ def generate(
     from rheoscope.report.generation import generate_text
     from rheoscope.report.input_text import resolve_text
 
+    text, settings = resolve_text(prompt, None), sampling.to_settings()
     if flow or explain or json is not None:
         from rheoscope.report.generated_tokens import show_generation
 
-        source, sampling = None if model is None else str(model), (temperature, top_k or None, top_p, seed)
-        show_generation(resolve_text(prompt, None), source, tokens, sampling, device, explain, json)
-        return
-    generate_text(resolve_text(prompt, None), model, tokens, temperature, top_k or None, top_p, seed, device)
+        source = None if model is None else str(model)
+        show_generation(text, source, tokens, settings, device, explain, json)
+    else:
+        generate_text(text, model, tokens, *settings, device)

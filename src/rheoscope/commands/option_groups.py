@@ -96,11 +96,11 @@ class OutputOptions:
     csv: Csv = None
     html: Html = None
 
-    def files(self, input_path: Path | None = None) -> "OutputFiles":
-        """The files. Paths that cannot be written, or that would replace the input, are refused."""
+    def files(self, input_path: Path | None = None, input_option: str = "--file") -> "OutputFiles":
+        """The files. Paths that cannot be written, or that would replace the input of this option, are refused."""
         from rheoscope.report.run_report import OutputFiles
 
-        return OutputFiles(self.json, self.csv, self.html, input_path)
+        return OutputFiles(self.json, self.csv, self.html, input_path, input_option)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,37 @@
 """`rheoscope patch`: which parts of a model carry the difference between two texts."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rheoscope.commands.options import Adapter, Csv, Device, Dtype, Explain, Html, Json, ModelName
+from rheoscope.commands.option_groups import ModelOptions, OutputOptions, with_option_groups
 
 
+@dataclass(frozen=True)
+class PatchOptions:
+    """What is patched, and how its effect is measured."""
+
+    answers: Annotated[
+        str,
+        typer.Option(help='The answers of the two texts, as " on| in" (default: the likeliest token after each text).'),
+    ] = ""
+    metric: Annotated[str, typer.Option(help="logit_diff, prob, kl or loss.")] = "logit_diff"
+    token: Annotated[int, typer.Option(help="The position of the prediction; -1 is the last token.")] = -1
+    top: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to patch token by token.")
+    ] = 4
+    edges: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Also find a circuit of at most this many edges between heads, as 20."),
+    ] = None
+    tries: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Edges of each ranking to patch exactly (default: 60).")
+    ] = None
+
+
+@with_option_groups
 def patch(
     text: Annotated[str | None, typer.Argument(help="The text.", show_default=False)] = None,
     other: Annotated[
@@ -18,30 +42,10 @@ def patch(
         Path | None,
         typer.Option(help="A .jsonl, .csv or .tsv file with clean, corrupt, answers and spans, in place of two texts."),
     ] = None,
-    answers: Annotated[
-        str,
-        typer.Option(help='The answers of the two texts, as " on| in" (default: the likeliest token after each text).'),
-    ] = "",
-    metric: Annotated[str, typer.Option(help="logit_diff, prob, kl or loss.")] = "logit_diff",
-    token: Annotated[int, typer.Option(help="The position of the prediction; -1 is the last token.")] = -1,
-    top: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many of the strongest heads to patch token by token.")
-    ] = 4,
-    edges: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="Also find a circuit of at most this many edges between heads, as 20."),
-    ] = None,
-    tries: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Edges of each ranking to patch exactly (default: 60).")
-    ] = None,
-    model: ModelName = None,
-    adapter: Adapter = None,
-    explain: Explain = False,
-    json: Json = None,
-    csv: Csv = None,
-    html: Html = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    *,
+    patching: PatchOptions,
+    network: ModelOptions,
+    output: OutputOptions,
 ) -> None:
     """Find what carries the difference between two texts.
 
@@ -53,17 +57,15 @@ def patch(
     ·    rheoscope patch --pairs pairs.jsonl --edges 20 --json effects.json
     """
     from rheoscope.covers.patch.pair_files import read_pairs
-    from rheoscope.report import pairs_report, run_report
     from rheoscope.report.input_text import resolve_pair
-    from rheoscope.report.progress_bars import load_model
+    from rheoscope.report.pairs_report import run_on_pairs
     from rheoscope.report.report_plans import REPORTS
+    from rheoscope.report.run_report import run_report
 
-    texts, files = resolve_pair(text, other, pairs), run_report.OutputFiles(json, csv, html, pairs, "--pairs")
-    read = [] if pairs is None else read_pairs(pairs)
-    options = {"answers": answers, "metric": metric, "token": token, "top": top, "edges": edges, "tries": tries}
-    network = load_model(model, device, dtype, adapter=adapter)
+    texts, files = resolve_pair(text, other, pairs), output.files(pairs, "--pairs")
+    file_pairs = [] if pairs is None else read_pairs(pairs)
+    model, options = network.open_for_one_text(), asdict(patching)
     if texts is None:
-        pairs_report.run_on_pairs(REPORTS["patch"], network, read, options, files, explain)
-        return
-    options["other"] = texts[1]
-    run_report.run_report(REPORTS["patch"], network, texts[0], options, files, explain=explain)
+        run_on_pairs(REPORTS["patch"], model, file_pairs, options, files, output.explain)
+    else:
+        run_report(REPORTS["patch"], model, texts[0], options | {"other": texts[1]}, files, explain=output.explain)

@@ -14,6 +14,7 @@ from rheoscope.studio.exported_files import EXPORT_TAG, ExportFiles, text_files,
 from rheoscope.studio.notebook import COLOUR_ANALYSES
 from rheoscope.studio.session import Session, TextEntry
 from rheoscope.studio.stored_example import PAGE_FOLDER, StoredExample, check_page
+from rheoscope.studio.used_translations import used_translations
 
 START = '<!doctype html>\n<html lang="en">\n  <head>'
 SCRIPT, STYLE = '<script defer src="./assets/studio.js"></script>', '<link rel="stylesheet" href="./assets/studio.css">'
@@ -40,17 +41,19 @@ def journey_files(session: Session, entry: TextEntry, stored_example: StoredExam
 def single_file(files: ExportFiles, trace_id: str, language: str, page_folder: Path = PAGE_FOLDER) -> bytes:
     """One HTML file with the page, its style and the responses of a text.
 
-    It needs no network: scripts, style and data are inside, and with `language` the translations too.
+    It needs no network: scripts, style and data are inside, and with `language` the translations that they use.
     """
     check_page(page_folder)
     html = _read(page_folder / "index.html")
     if any(part not in html for part in (START, SCRIPT, STYLE, "</body>")):
         raise RheoscopeError(Message("the built page has another structure than expected"), Advice("", "make studio"))
     facts = {"trace": trace_id, "content": "journey", "language": language}
-    scripts = [data.decode() for data in to_scripts(dict(files)).values()]
+    responses, page_script = dict(files), _read(page_folder / "assets" / "studio.js")
+    scripts = [data.decode() for data in to_scripts(responses).values()]
     if language != "en":
-        scripts.append(_read(page_folder / "assets" / f"messages-{language}.js"))
-    scripts.append(_read(page_folder / "assets" / "studio.js"))
+        catalogue = _read(page_folder / "assets" / f"messages-{language}.js")
+        scripts.append(used_translations(catalogue, [page_script.encode(), *responses.values()]))
+    scripts.append(page_script)
     scripts = [_escape(script) for script in scripts]
     style = _read(page_folder / "assets" / "studio.css")
     html = html.replace(SCRIPT, "").replace(START, _start(language, content_security_policy(scripts, style)), 1)
