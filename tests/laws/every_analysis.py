@@ -178,6 +178,10 @@ def call_of(name: str, settings: dict[str, dict[str, Any]] = SETTINGS) -> Call:
 
 
 WITHOUT_MODEL = {"Comparisons", "Pair", "read_pairs"}
+WITH_DICTIONARY = {"feature_map", "feature_quality"}
+"""They need a dictionary: tests/covers/test_features.py tests their laws."""
+GENERATES = {"generate"}
+"""tests/flow/test_generation.py tests its laws."""
 OVER_PAIRS = {"patch_pairs", "circuit_of_pairs"}
 """Sums over pairs of numbers that are tested for one pair."""
 SLOW = {"patch", "circuit", "patch_estimates", "relation_swap", "rollout", "fixed_point", "boundary", "reversed_attention",
@@ -302,6 +306,8 @@ def test_every_public_function_of_flow_and_covers_is_tested() -> None:
     assert {name for name, home in homes.items() if ".dynamics." not in home} <= {
         *OTHER_FUNCTIONS,
         *WITHOUT_MODEL,
+        *WITH_DICTIONARY,
+        *GENERATES,
         *OVER_PAIRS,
     }
     assert {*SETTINGS, *TEXTS, *COMPARABLE, *BY_HEAD} <= set(ANALYSIS_MODULES)

@@ -14,7 +14,7 @@ from tests.cases import model, network
 from tests.laws.every_analysis import call
 from tests.place import PLACE
 
-RANKED = {"density_clusters", "purity", "distorted_pairs", "agreement"}
+RANKED = {"density_clusters", "purity", "distorted_pairs", "agreement", "circuit"}
 """Counts, ranks and top lists. bfloat16 may change an order, so only their fields and dtypes are checked there."""
 HALF_DTYPES = [torch.bfloat16, torch.float16]
 

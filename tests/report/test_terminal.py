@@ -65,7 +65,7 @@ def test_a_section_is_printed_once_its_analyses_have_run() -> None:
 OPTIONS = {
     "flow": {},
     "covers": {"draws": 2},
-    "patch": {},
+    "patch": {"edges": 2, "tries": 2, "top": 1},
     "surgery": {"M": "symmetric"},
     "reverse": {},
     "operators": {"text": TEXT},

@@ -50,7 +50,7 @@ def test_a_stored_card_has_the_rows_of_the_report(
 
 
 def test_a_model_without_a_card_gets_the_command(client: TestClient) -> None:
-    for model, expected in (("default", "rheoscope card"), ("default.untrained", "no card of its own")):
+    for model, expected in (("default", "rs.card(model)"), ("default.untrained", "no card of its own")):
         report = client.get(f"/api/cards/{model}").json()
         assert not report["stored"]
         (block,) = report["blocks"]

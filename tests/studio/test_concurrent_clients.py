@@ -13,7 +13,7 @@ import rheoscope as rs
 from rheoscope.space.trace import Trace
 from rheoscope.studio.edited_model import with_edits
 from rheoscope.studio.edits import Edit
-from rheoscope.studio.projected_points import principal_axes, project_cloud
+from rheoscope.studio.projected_points import prediction_axes, project_cloud
 from rheoscope.studio.windows import select_window
 from rheoscope.studio.wire import WireArray, unpack_envelope
 from tests.studio.cases import parse_events, post_text, running_studio, small
@@ -68,7 +68,7 @@ def visit(client: TestClient, requests: Iterator[ClientRequest], cancels: bool) 
         header = client.get(f"/api/traces/{trace_id}").json()
         assert (header["id"], header["text"], header["edits"]) == (trace_id, request.text, request.body["edits"])
         assert [token["text"] for token in header["tokens"]] == trace.tokens
-        points = project_cloud(trace, principal_axes(trace, "raw"), "raw").points
+        points = project_cloud(trace, prediction_axes(trace, "raw"), "raw").points
         values = arrays(client, f"/api/traces/{trace_id}/points?space=raw")["points"].decoded_values
         np.testing.assert_allclose(values, points.numpy(), atol=1e-4)
         values = arrays(client, f"/api/traces/{trace_id}/analyses/trajectory?draws=0")["speed"].decoded_values

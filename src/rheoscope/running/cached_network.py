@@ -1,7 +1,7 @@
 """A decoder with its key/value cache, which reads new tokens and returns the logits of the next one."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,6 +12,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.view import View
 
 
+@runtime_checkable
 class ReadTokens(Protocol):
     """Reads the ids of new tokens, extends the cache, and returns the logits after the last of them."""
 

@@ -70,6 +70,7 @@ def choose_candidates(rankings: Sequence[Ranking], tries: int) -> list[Edge]:
 def strongest_effect(effects: Float[Tensor, "2 e"]) -> Float[Tensor, " e"]:
     """The larger of the effects in both directions.
 
+    >>> import torch
     >>> strongest_effect(torch.tensor([[0.1, -0.4], [0.3, 0.2]]))
     tensor([0.3000, 0.4000])
     """

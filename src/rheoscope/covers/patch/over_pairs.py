@@ -56,11 +56,9 @@ def patch_pairs(
 
     >>> import rheoscope as rs
     >>> pairs = [("The men who live here", "The man who live here", " are| is"), ("The cats on it", "The cat on it", " are| is")]
-    >>> try:
-    ...     rs.patch_pairs(rs.load(), pairs)
-    ... except rs.RheoscopeError as error:
-    ...     print(str(error)[:60])
-    pairs without spans must all have one length: the first has
+    >>> result = rs.patch_pairs(rs.load(), pairs)
+    >>> result.output.dims, round(float(result.output.sel(direction="restore", layer=5, head=1)), 1)
+    (('direction', 'layer', 'head'), 0.8)
     """
     check_unembedding(model)
     batches = batch_pairs(model, as_pairs(pairs), answers, metric, token, TOKENS_PER_RUN)
