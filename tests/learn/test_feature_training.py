@@ -11,7 +11,7 @@ from rheoscope.commands.features import features as commands
 from rheoscope.learn.feature_report import documents
 from rheoscope.learn.feature_training import FeatureRecipe, fit, windows
 from rheoscope.shapes import RheoscopeError
-from tests.cases import default, random
+from tests.cases import random
 
 TEXT = "The keys to the cabinet are on the table, and the man who lives here is late. "
 
@@ -30,7 +30,7 @@ def test_planted_directions_are_recovered() -> None:
 
 
 def test_windows_start_with_the_first_token_and_hold_every_other_token_once() -> None:
-    model = default()
+    model = rs.load()
     ids = model.encode(TEXT)
     parts = [part.tolist() for part in windows(model, [TEXT], 8)]
     assert all(part[0] == ids[0] and len(part) <= 8 for part in parts)
@@ -48,7 +48,7 @@ def test_a_dictionary_is_trained_measured_and_mapped(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join([TEXT] * 4))
     trained = rs.train_features(
-        default(), [TEXT * 40], "L1.mlp", FeatureRecipe(size=32, k=4, tokens=600, epochs=1, window=256)
+        rs.load(), [TEXT * 40], "L1.mlp", FeatureRecipe(size=32, k=4, tokens=600, epochs=1, window=256)
     )
     trained.save(out)
     assert str(rs.Features.load(out).writes) == "L1.mlp"
@@ -66,10 +66,10 @@ def test_a_dictionary_is_trained_measured_and_mapped(tmp_path: Path) -> None:
 
 def test_too_few_tokens_and_impossible_recipes_are_refused() -> None:
     with pytest.raises(RheoscopeError, match="too few for 1,024 features"):
-        rs.train_features(default(), [TEXT], "L1.resid_post")
+        rs.train_features(rs.load(), [TEXT], "L1.resid_post")
     with pytest.raises(RheoscopeError, match="k must be at most"):
         FeatureRecipe(size=4, k=5)
     with pytest.raises(RheoscopeError, match="rate is too small"):
         FeatureRecipe(rate=0)
     with pytest.raises(RheoscopeError, match="expected a point or an update"):
-        rs.train_features(default(), [TEXT], "L1.mlp_input", FeatureRecipe(size=4, k=2))
+        rs.train_features(rs.load(), [TEXT], "L1.mlp_input", FeatureRecipe(size=4, k=2))
