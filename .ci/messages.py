@@ -64,7 +64,10 @@ def known_files(language: str) -> set[str]:
 
 def update(language: str) -> None:
     """Add new templates, remove unused ones and keep all translations."""
-    old, new = load(language), Catalog(locale=language, charset="utf-8", header_comment=load(language).header_comment)
+    old = load(language)
+    new = Catalog(  # with the old date, so that two branches do not conflict in it
+        locale=language, charset="utf-8", header_comment=old.header_comment, creation_date=old.creation_date
+    )
     for template, files in extract().items():
         previous = old.get(template)
         new.add(
