@@ -72,8 +72,8 @@ def show_generation(
 def prompt_line(generation: Generation) -> Message:
     """The prompt, and what the columns mean."""
     return Message(
-        "{n} prompt tokens. The column since has the first of {steps} from which on the logit lens predicts the token. "
-        "The columns prompt and answer have what all heads carry from either side to its logit.",
+        "{n} prompt tokens. since: the layer from which on the logit lens predicts the token, read at {steps}. "
+        "prompt, answer: what all heads carry from the prompt and from the answer to its logit.",
         n=generation.n_prompt,
         steps=", ".join(step.split(".")[0] for step in generation.lens_steps),
     )
@@ -126,7 +126,7 @@ def answer_blocks(explanation: "xarray.Dataset") -> list[Block]:
     n = explanation.sizes["token"]
     lines = [
         Message(
-            "The logits of {n} tokens are {total:.1f} above the mean logits: {groups}.",
+            "Together, the logits of {n} tokens are {total:.1f} above the mean of the vocabulary: {groups}.",
             n=n,
             total=total,
             groups=join(" · ", groups),
