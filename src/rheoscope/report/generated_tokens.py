@@ -72,8 +72,8 @@ def show_generation(
 def prompt_line(generation: Generation) -> Message:
     """The prompt, and what the columns mean."""
     return Message(
-        "{n} prompt tokens. since: the layer from which on the logit lens predicts the token, read at {steps}. "
-        "prompt, answer: what all heads carry from the prompt and from the answer to its logit.",
+        "{n} prompt tokens. Since: the layer from which on the logit lens predicts the token (read at {steps}). "
+        "Prompt, answer: what heads carry from each of them to its logit.",
         n=generation.n_prompt,
         steps=", ".join(step.split(".")[0] for step in generation.lens_steps),
     )
