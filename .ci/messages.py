@@ -14,6 +14,7 @@ from babel.messages.pofile import read_po, write_po
 
 from rheoscope.messages.catalogue import LANGUAGES, parameters_of
 from rheoscope.messages.extraction import page_templates, python_templates
+from rheoscope.picture.field_panels import field_title
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rheoscope"
@@ -33,10 +34,17 @@ def extract() -> dict[str, list[str]]:
 
 
 def literals() -> set[str]:
-    """Every string constant of the package. A plain string that equals an entry of the catalogue is translated too."""
-    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py"))
-    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {value for value in constants if isinstance(value, str)}
+    """Every string constant of the package, and every name in the two forms that the page shows: with spaces, and as a title.
+
+    A plain string that equals an entry of the catalogue is translated too.
+    """
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    constants = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {value for value in constants if value.isidentifier()} | {
+        node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg
+    }
+    return constants | {name.replace("_", " ") for name in names} | {field_title(name) for name in names}
 
 
 def load(language: str) -> Catalog:

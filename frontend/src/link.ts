@@ -54,6 +54,9 @@ export const DEFAULT_LINK: Link = {
   step: 0, token: null, second: null, layer: null, head: null, tour: null, field: '', run: '', show: ['arcs'], side: 'after',
 }
 
+const COMPARISONS = ['before', 'untrained', 'text:…', 'model:…'] as const
+const isComparison = (value: string): boolean => ['', 'before', 'untrained'].includes(value) || /^(text|model):/.test(value)
+
 const TEXT_PARAMETERS = ['model', 'text', 'target', 'compareWith', 'view', 'colour', 'space', 'axes', 'language', 'field', 'run'] as const
 const INDEX_PARAMETERS = ['window', 'token', 'second', 'layer', 'head', 'tour'] as const
 /** Names of properties in links of version 0.1. */
@@ -94,6 +97,7 @@ export function parseLink(hash: string): Link {
   const indices = Object.fromEntries(INDEX_PARAMETERS.map((name) => [name, parseIndex(parameters.get(name))])) as Pick<Link, (typeof INDEX_PARAMETERS)[number]>
   return {
     ...texts, ...indices,
+    compareWith: isComparison(texts.compareWith) ? texts.compareWith : DEFAULT_LINK.compareWith,
     edits: (parameters.get('edits') ?? '').split(',').map(parseEdit).filter((edit) => edit !== null),
     show: CLOUD_LAYERS.filter((layer) => (parameters.get('show') ?? DEFAULT_LINK.show.join()).split(',').includes(layer)),
     cloud: CLOUDS.find((cloud) => cloud === parameters.get('cloud')) ?? DEFAULT_LINK.cloud,
@@ -111,7 +115,7 @@ const makeMessage = (key: MessageKey, parameters: MessageValue['parameters']): M
 /** The first value of a link that cannot be read, as a message. */
 export function linkFault(hash: string): MessageValue | null {
   const parameters = new URLSearchParams(hash.replace(/^#/, ''))
-  const fault = (key: MessageKey, name: string, value: string, expected = '') => makeMessage(key, { name, value: value.slice(0, 40), expected })
+  const fault = (key: MessageKey, name: string, value: string, expected = '') => makeMessage(key, { setting: `${name}=${value.slice(0, 40)}`, expected })
   for (const name of [...INDEX_PARAMETERS, 'step']) {
     const value = parameters.get(name)
     if (value !== null && parseIndex(value) === null) return fault('link_number', name, value)
@@ -124,8 +128,10 @@ export function linkFault(hash: string): MessageValue | null {
   if (view !== null && !view.startsWith('all:') && !VIEWS.some((name) => name === view)) return fault('link_name', 'view', view, VIEWS.join(', '))
   const layer = (parameters.get('show') ?? '').split(',').find((name) => name && !CLOUD_LAYERS.some((known) => known === name))
   if (layer) return fault('link_name', 'show', layer, CLOUD_LAYERS.join(', '))
+  const compareWith = parameters.get('compareWith') ?? ''
+  if (!isComparison(compareWith)) return fault('link_name', 'compareWith', compareWith, COMPARISONS.join(', '))
   const edit = (parameters.get('edits') ?? '').split(',').find((text) => text && !parseEdit(text))
-  return edit === undefined ? null : fault('link_edit', 'edits', edit)
+  return edit === undefined ? null : makeMessage('link_edit', { value: edit.slice(0, 40) })
 }
 
 /** Indices of a link that a trace does not have: how to correct the link, and a message about the first of them. */
@@ -135,7 +141,7 @@ export function outOfRange(link: Link, info: TraceInfo): { change: Partial<Link>
   const first = names[0]
   if (first === undefined) return null
   const change: Partial<Link> = Object.fromEntries(names.map((name) => [name, name === 'step' ? counts.step - 1 : null]))
-  return { change, message: makeMessage('link_range', { name: first, value: link[first]!, last: counts[first] - 1 }) }
+  return { change, message: makeMessage('link_range', { setting: `${first}=${link[first]}`, last: counts[first] - 1 }) }
 }
 
 /** Whether the back button undoes a change. Moving the scrubber is not undone. */

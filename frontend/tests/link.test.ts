@@ -49,12 +49,22 @@ it('keeps the layers of the cloud in a fixed order and ignores unknown ones', ()
 
 it.each([
   ['#layer=abc', 'layer=abc'], ['#step=-3', 'step=-3'], ['#side=left', 'before, after, difference'], ['#view=nothing', 'view=nothing'], ['#edits=1.2', 'the edit 1.2'],
-  ['#show=trails,fireworks', 'show=fireworks'], ['#language=xx', 'en, zh'], ['#space=flat', 'sphere, raw'],
+  ['#show=trails,fireworks', 'show=fireworks'], ['#language=xx', 'en, zh'], ['#space=flat', 'sphere, raw'], ['#compareWith=stories', 'compareWith=stories'],
 ])('names the fault of the link %s', (hash, fault) => expect(render(linkFault(hash)!)).toContain(fault))
 
 it('finds no fault in a valid link', () => {
   expect(linkFault('')).toBeNull()
+  expect(linkFault('#compareWith=text:a')).toBeNull()
   expect(linkFault('#view=all:charts&layer=3&show=&edits=3.1.M.rank.4&side=before')).toBeNull()
+})
+
+it('keeps the name of a setting in another language', () => {
+  expect(render(linkFault('#layer=abc')!, { layer: '层' })).toContain('layer=abc')
+})
+
+it('shows no comparison that cannot be read', () => {
+  expect(parseLink('#compareWith=stories').compareWith).toBe('')
+  expect(parseLink('#compareWith=model:stories').compareWith).toBe('model:stories')
 })
 
 it('names an index that the trace does not have, and removes it', () => {

@@ -93,7 +93,7 @@ BAD_LINKS = {
     "model=nonsense": "may not open the model 'nonsense'",
     "edits=99.0.M.symmetric": "There is no layer 99",
     "window=7": "The text fits into one window",
-    "step=x": "step must be a whole number",
+    "step=x": "step=x, which is not a whole number",
     "axes=nonsense": "nonsense",
 }
 

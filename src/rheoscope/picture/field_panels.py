@@ -32,6 +32,8 @@ MAX_PANELS = 12
 """Panels in one picture. The caption names the other fields."""
 MAX_BARS = 14
 """Bars in one panel."""
+ABBREVIATIONS = frozenset(("ari", "cka", "kl", "nmi", "rsa"))
+"""Words of field names that are capitals in a title."""
 MAX_CELLS = 10_000
 """Cells in one panel. An SVG of so many cells has about a megabyte."""
 CURVE_DIMS = ("checkpoint", "layer", "step", "point", "end", "turn", "time", "application")
@@ -267,10 +269,10 @@ def interval_ends(dataset: "xarray.Dataset", name: str) -> "list[xarray.DataArra
 def field_title(name: str) -> str:
     """The name of a field as a title.
 
-    >>> field_title("identity_share"), field_title("w2_squared")
-    ('Identity share', 'W2 squared')
+    >>> field_title("identity_share"), field_title("w2_squared"), field_title("kl_all_layers")
+    ('Identity share', 'W2 squared', 'KL all layers')
     """
-    title = name.replace("_", " ")
+    title = " ".join(part.upper() if part in ABBREVIATIONS else part for part in name.split("_"))
     return title[:1].upper() + title[1:]
 
 

@@ -1,5 +1,6 @@
 """The picture of boundary: angles between the same tokens after different prefixes, layer by layer."""
 
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rheoscope.messages.message import Message
@@ -8,6 +9,8 @@ from rheoscope.picture.picture import SERIES_COLOURS, Axis, Line, Panel, Picture
 if TYPE_CHECKING:
     import xarray
 
+LEGEND_LETTERS = 40
+"""The most letters of a prefix in a legend."""
 CAPTION = Message(
     "The same tokens after different prefixes. The first panel compares them at the layer's input, the second after repeated "
     "application of the layer. The dashed line is the angle between two different tokens. An angle that large means that the "
@@ -32,7 +35,7 @@ def _field_panel(dataset: "xarray.Dataset", name: str, title: Message) -> Panel:
     x = range(len(layers))
     lines = [
         Line(
-            str(dataset.boundary.values[text_index]),
+            shorten(str(dataset.boundary.values[text_index]), LEGEND_LETTERS, placeholder=" …"),
             x,
             dataset[name].values[text_index],
             SERIES_COLOURS[text_index % len(SERIES_COLOURS)],
