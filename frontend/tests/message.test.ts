@@ -19,6 +19,10 @@ describe('render', () => {
     expect(render({ template: 'Null: {null}.', parameters: { null: { template: '{n} of {total} heads', parameters: { n: 1, total: 2 } } } }, chinese)).toBe('零模型：2 个头中的 1 个。')
     expect(render({ template: 'Null: {null}.', parameters: { null: 'random rotation' } }, chinese)).toBe('零模型：随机旋转。')
   })
+  it('finds the name that a title starts with a capital', () => {
+    expect(render('Random rotation', chinese)).toBe('随机旋转')
+    expect(render('RANDOM ROTATION', chinese)).toBe('RANDOM ROTATION')
+  })
   it('stays English without a translation', () => expect(render({ template: '{n} texts', parameters: { n: 2 } }, chinese)).toBe('2 texts'))
   it('uses the format of the translation', () => {
     const message = { template: 'κ = {kappa:.2f}', parameters: { kappa: 0.456 } }

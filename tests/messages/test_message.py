@@ -66,6 +66,13 @@ def test_an_unknown_template_stays_english() -> None:
     assert translate(Message("{n} tokens", n=2), "de") == "2 tokens"
 
 
+@pytest.mark.parametrize(
+    ("title", "shown"), [("Effective rank", "有效秩"), ("P value", "p 值"), ("F", "F"), ("QK", "QK")]
+)
+def test_a_title_is_translated_by_its_name_without_capital(title: str, shown: str) -> None:
+    assert translate(title, "zh") == shown
+
+
 def test_a_message_survives_pickling() -> None:
     message = pickle.loads(pickle.dumps(Message("{n} heads", n=3)))
     assert (message, message.template) == ("3 heads", "{n} heads")

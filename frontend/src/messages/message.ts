@@ -54,7 +54,13 @@ export const isMessage = (value: unknown): value is MessageValue =>
 
 const isCommand = (value: Parameter): value is Command => typeof value === 'object' && value !== null && 'command' in value
 
-const translation = (template: string, catalogue: Catalogue): string => (Object.hasOwn(catalogue, template) ? catalogue[template]! : template)
+/** The name that a title starts with a capital: "Effective rank" is "effective rank". "A", "F" and "QK" are symbols. */
+const withoutCapital = (title: string): string => (/^[A-Z][a-z ]/.test(title) ? title[0]!.toLowerCase() + title.slice(1) : title)
+
+function translation(template: string, catalogue: Catalogue): string {
+  const key = Object.hasOwn(catalogue, template) ? template : withoutCapital(template)
+  return Object.hasOwn(catalogue, key) ? catalogue[key]! : template
+}
 
 function parameterParts(value: Parameter, conversion: string | undefined, format: string, catalogue: Catalogue): (string | Command)[] {
   if (typeof value === 'number') return [applyNumberFormat(value, format)]

@@ -20,7 +20,8 @@ LANGUAGES = ("en", "zh")
 def translate(text: str, language: str) -> str:
     """A message in a language: its template looked up, its parameters translated and filled in.
 
-    A plain string is looked up as a whole, unless it is Verbatim. What the catalogue does not have stays English.
+    A plain string is looked up as a whole, unless it is Verbatim; a title also without its capital. What the catalogue does
+    not have stays English.
 
     >>> translate(Message("{n} heads", n=3), "en")
     '3 heads'
@@ -28,7 +29,7 @@ def translate(text: str, language: str) -> str:
     if language == "en" or isinstance(text, Verbatim):
         return str(text)
     if not isinstance(text, Message):
-        return templates(language).get(text, text)
+        return templates(language).get(text) or templates(language).get(_without_capital(text), text)
     template = templates(language).get(text.template, text.template)
     filled = {name: _value(value, language) for name, value in text.parameters.items()}
     return template.format(**filled) if filled else template
@@ -74,6 +75,11 @@ def render(text: str) -> str:
     '3 heads'
     """
     return translate(text, current_language())
+
+
+def _without_capital(title: str) -> str:
+    """The name that a title starts with a capital: "Effective rank" is "effective rank". "A", "F" and "QK" are symbols."""
+    return title[:1].lower() + title[1:] if title[1:2].islower() or title[1:2] == " " else title
 
 
 def _value(value: Any, language: str) -> Any:
