@@ -1,5 +1,6 @@
 """The command `rheoscope`: the first screen, the default command, mistyped commands, and the language."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,13 @@ def test_an_unknown_language_is_bad_usage() -> None:
     assert outcome.status == 2
     assert "'fr' is not one of 'en', 'zh'" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_garbage_of_a_long_command_is_freed() -> None:
+    """Cycles with tensors are freed before a tenth of a million further objects exist, and not only at the end."""
+    threshold = gc.get_threshold()
+    try:
+        assert run_rheoscope("--version").status == 0
+        assert gc.get_threshold()[0] <= 100_000
+    finally:
+        gc.set_threshold(*threshold)
