@@ -6,6 +6,7 @@
 The map patches the output of every head at every token: L · H · N runs of N tokens. It is compared with the batched forward passes
 that it needs: the same number of texts in the same batches, through the whole network, and through the blocks that are not reused.
 All tokens of the two texts differ, so that no part is skipped. Seconds are CPU seconds, because other programs share the machine.
+With a GPU, the map is measured there instead, on the default model and on GPT-2's shape in bfloat16 (stored as `patching_gpu`).
 """
 
 import statistics
@@ -52,29 +53,33 @@ def plain_passes(runs: PatchedRuns, reuses_blocks: bool) -> None:
             model.run_batch(runs.base.ids.expand(len(chunk), -1), block_outputs=reused if reuses_blocks else ())
 
 
-def cost_rows(size: dict[str, int]) -> list[dict[str, object]]:
+def cost_rows(model: Any, model_name: str, n_tokens: int, rounds: int) -> list[dict[str, object]]:
     """The seconds of the map and of the forward passes, and their ratios."""
-    runs, _ = both_directions(random_pair(rs.load(), size["tokens"]))
+    runs, _ = both_directions(random_pair(model, n_tokens))
     methods: dict[str, Callable[[], object]] = {
         "map of heads and tokens": lambda: head_token_map(runs),
         "forward passes": lambda: plain_passes(runs, reuses_blocks=False),
         "forward passes with reused blocks": lambda: plain_passes(runs, reuses_blocks=True),
     }
-    seconds = interleaved(methods, size["rounds"], warm=1, clock=time.process_time)
+    cuda = model.device.type == "cuda"
+    seconds = interleaved(methods, rounds, warm=1, clock=gpu_clock if cuda else time.process_time)
+    unit = "seconds" if cuda else "CPU seconds"
     rows: list[dict[str, object]] = []
     for name, times in seconds.items():
         share, noise = ratio(seconds, name, "map of heads and tokens")
-        rows.append(
-            {
-                "name": name,
-                "tokens": size["tokens"],
-                "CPU seconds": statistics.median(times),
-                "map / this": share,
-                "noise": noise,
-            }
+        cost = {unit: statistics.median(times), "map / this": share, "noise": noise}
+        rows.append({"model": model_name, "name": name, "tokens": n_tokens} | cost)
+        print(
+            f"{model_name:14s} {name:36s} {statistics.median(times):8.2f} s   map / this {share:5.2f} ± {noise:.2f}",
+            flush=True,
         )
-        print(f"{name:36s} {statistics.median(times):8.2f} s   map / this {share:5.2f} ± {noise:.2f}")
     return rows
+
+
+def gpu_clock() -> float:
+    """The time when all operations on the GPU have finished."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 # Agreement with TransformerLens
@@ -136,8 +141,15 @@ def parts_of_layer(
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser(__doc__).parse_args(argv)
     size = SMALLEST if options.smallest else FULL
-    rows = cost_rows(size)
-    store_rows("patching", rows, options.smallest)
+    if torch.cuda.is_available():
+        models = {
+            "default": rs.load(device="cuda"),
+            "GPT-2's shape": rs.load(gpt2(size["layers"]).to("cuda", torch.bfloat16)),
+        }
+        rows = [row for name, model in models.items() for row in cost_rows(model, name, size["tokens"], size["rounds"])]
+        store_rows("patching_gpu", rows, options.smallest)
+        return
+    store_rows("patching", cost_rows(rs.load(), "default", size["tokens"], size["rounds"]), options.smallest)
     if INSTALLED:
         store_rows("patching_and_peers", agreement_rows(size), options.smallest)
 

@@ -27,11 +27,11 @@ PEAK_FLOPS = 989e12
 """Peak FLOP/s in dense bfloat16, from the data sheet of the H100 and H200."""
 
 
-def ours(recipe: Any) -> Any:
+def compiled_decoder(recipe: Any) -> tuple[torch.nn.Module, Any]:
     model = build(recipe.config).cuda().train()
     (adamw,), objective = make_optimisers(model, recipe), Objective(model, NextTokenTask(None), 0.0)
     objective.compile()
-    return stepper(lambda x, y: objective(x, y)[0] / y.numel(), model, adamw), parameter_count(model)
+    return model, stepper(lambda x, y: objective(x, y)[0] / y.numel(), model, adamw)
 
 
 def nanogpt(recipe: Any, file: Path) -> Any:
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.smallest:
         recipe = replace(recipe, config=recipe.config.with_changes(width=128, depth=2, heads=2))
     x, y = torch.randint(0, 50257, (2, options.batch, 1024), device="cuda").unbind()
-    step, parameters = ours(recipe)
+    model, step = compiled_decoder(recipe)
+    parameters = parameter_count(model)
     methods = {"rheoscope": lambda: step(x, y)}
     if options.nanogpt:
         peer = nanogpt(recipe, options.nanogpt)

@@ -1,7 +1,7 @@
 """The training monitor: its cost, its effect on the weights, its alarms on runs that fail, and none on healthy runs.
 
     python benchmarks/training_monitor.py                 everything; an hour on a shared core (--quick: a third of the runs)
-    python benchmarks/training_monitor.py --part healthy  one part: cost, equal, healthy, failures, planted or rules
+    python benchmarks/training_monitor.py --part healthy  one part: cost, gpu_cost, equal, healthy, failures, planted or rules
 
 The rules were set on `RULE_RUNS`, whose extreme values the part `rules` prints. Earlier sets of healthy and
 failing runs, with seeds below 400, set them too. The parts `healthy` and `failures` have seeds from 400 on.
@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from monitored_runs import Run, Trainer, first_check_after, loss_of, monitored
 from timing import RESULTS, interleaved, make_parser, store_rows
+from training_cuda import compiled_decoder
 
 import rheoscope as rs
+from rheoscope.models.recipes import gpt2
 
 Row = dict[str, Any]
 ARCHITECTURES = ("gpt2", "llama", "neox", "qwen3", "opt", "native", "mistral")
@@ -152,6 +154,27 @@ def cost(effort: str) -> Iterator[Row]:
         yield {"model": name, "check": check, "step": step, "share at every 100 steps": check / (100 * step)}
 
 
+def gpu_cost(effort: str) -> Iterator[Row]:
+    """Seconds of a check compared with 100 training steps of a compiled 124M decoder, batch 32 × 1,024, in bfloat16 on a GPU."""
+    recipe, batch = gpt2(), 32
+    if effort == "smallest":
+        recipe, batch = replace(recipe, config=recipe.config.with_changes(width=128, depth=2, heads=2)), 2
+    torch.set_float32_matmul_precision("high")
+    model, step = compiled_decoder(recipe)
+    monitor = rs.Monitor(model, every=1)
+    x, y = torch.randint(0, 50257, (2, batch, 1024), device="cuda").unbind()
+
+    def check() -> None:
+        monitor.step()
+        torch.cuda.synchronize()
+
+    methods: dict[str, Callable[[], object]] = {"check": check, "step": lambda: step(x, y)}
+    seconds = interleaved(methods, {"full": 15, "quick": 5, "smallest": 1}[effort], warm=5)
+    check_seconds, step_seconds = (statistics.median(seconds[method]) for method in ("check", "step"))
+    share = check_seconds / (100 * step_seconds)
+    yield {"model": "124M on a GPU", "check": check_seconds, "step": step_seconds, "share at every 100 steps": share}
+
+
 def check_and_step(layers: int, heads: int, width: int, batch: int, context: int) -> dict[str, Callable[[], object]]:
     """A check of the monitor and a training step of the same network."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -172,7 +195,7 @@ def check_and_step(layers: int, heads: int, width: int, batch: int, context: int
 
 
 PARTS: dict[str, Callable[[str], Iterator[Row]]] = {
-    function.__name__: function for function in (cost, equal, planted, healthy, failures, rules)
+    function.__name__: function for function in (cost, gpu_cost, equal, planted, healthy, failures, rules)
 }
 
 
@@ -202,7 +225,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     effort = "smallest" if options.smallest else "quick" if options.quick else "full"
     logging.getLogger("rheoscope.monitor").setLevel(logging.ERROR)
-    names = [options.part] if options.part else list(PARTS)
+    parts = [name for name in PARTS if name != "gpu_cost" or torch.cuda.is_available()]
+    names = [options.part] if options.part else parts
     rows: list[Row] = []
     for name in names:
         for row in PARTS[name](effort):
