@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest'
 
 import { SINGLETONS, clusterFlow, flowLayout } from '../src/views/cluster_flow'
-import { circuitEdges, circuitGraph, strongestEdges, compositionGraph } from '../src/views/composition_graph'
+import { circuitEdges, circuitGraph, edgePath, strongestEdges, compositionGraph } from '../src/views/composition_graph'
 import type { AnalysisResult } from '../src/api'
 
 const makeResult = (arrays: AnalysisResult['arrays'], coords: Record<string, unknown[]>): AnalysisResult => ({
@@ -41,6 +41,16 @@ it('draws the edges of a circuit by the loss without them', () => {
   const edges = circuitEdges(makeResult({ removal, effect }, coords), circuitGraph(1, 2, 300).nodes)
   expect(edges.map(({ name, from, to, role }) => [name, from, to, role])).toEqual([['c', 0, 3, 'logits'], ['a', 0, 2, 'v'], ['b', 2, 3, 'logits']])
   expect(edges[1]!.restores).toBe(0.25)
+})
+
+it('separates edges between the same nodes through different roles', () => {
+  const removal = { values: Float32Array.of(0.5, 0.4, 0.3), shape: [3], dims: ['edge'] }
+  const effect = { values: Float32Array.of(0, 0, 0, 0, 0, 0), shape: [2, 3], dims: ['direction', 'edge'] }
+  const coords = { edge: ['a', 'b', 'c'], edge_from: ['embed', 'embed', 'L0.H0'], edge_to: ['L0.H0', 'L0.H0', 'logits'], role: ['q', 'v', 'logits'] }
+  const { nodes } = circuitGraph(1, 2, 300)
+  const paths = circuitEdges(makeResult({ removal, effect }, coords), nodes).map(({ from, to, shift }) => edgePath(nodes[from]!, nodes[to]!, shift))
+  expect(new Set(paths).size).toBe(3)
+  expect(paths[0]).toBe(edgePath(nodes[1]!, nodes[3]!))
 })
 
 const lineage = { values: Float32Array.of(0, 0, 1, 2, 0, 0, 0, 2), shape: [2, 4], dims: ['point', 'token'] }

@@ -78,7 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fixed_point": {"layers": [1], "iterations": 6, "applications": 3, "draws": 20},
     "boundary": {"layers": [1], "iterations": 6, "applications": 3},
     "reversed_attention": {"target": 7},
-    "circuit": {"edges": 16, "tries": 1000, "min_effect": 0.0},
+    "circuit": {"edges": 16, "tries": 1000, "min_effect": 0.0, "draws": 0},
     "attention_patching": {"target": 7, "etas": (-0.1, 0.0)},
     "surgery": {"M": "symmetric", "F": "rank 3", "comparisons": rs.Comparisons(("mean", "uniform"))},
     "decay": {"M": "symmetric"},

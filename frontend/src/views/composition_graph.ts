@@ -23,7 +23,8 @@ export function compositionGraph(names: string[], width: number): Graph {
 
 export const EMBED = 'embed', LOGITS = 'logits'
 export type Role = Kind | typeof LOGITS
-export interface CircuitEdge extends Edge { name: string; role: Role; restores: number }
+/** `shift` separates edges between the same nodes through different roles: their distance from the line between, in steps. */
+export interface CircuitEdge extends Edge { name: string; role: Role; restores: number; shift: number }
 
 /** The heads of a model between its embedding and its logits: the graph of a circuit. Layer −1 is the embedding. */
 export function circuitGraph(layers: number, heads: number, width: number): Graph {
@@ -39,7 +40,11 @@ export function circuitGraph(layers: number, heads: number, width: number): Grap
 export function circuitEdges(result: AnalysisResult, nodes: Node[]): CircuitEdge[] {
   const indices = new Map(nodes.map((node, index) => [node.name, index]))
   const [names, from, to, roles] = ['edge', 'edge_from', 'edge_to', 'role'].map((key) => (result.coords[key]?.values ?? []).map(String)) as [string[], string[], string[], string[]]
-  const edges = names.map((name, index) => ({ name, from: indices.get(from[index]!)!, to: indices.get(to[index]!)!, role: roles[index] as Role, strength: result.arrays.removal!.values[index]!, restores: result.arrays.effect!.values[index]! }))
+  const edges = names.map((name, index) => ({ name, from: indices.get(from[index]!)!, to: indices.get(to[index]!)!, role: roles[index] as Role, strength: result.arrays.removal!.values[index]!, restores: result.arrays.effect!.values[index]!, shift: 0 }))
+  for (const edge of edges) {
+    const parallel = edges.filter(({ from, to }) => from === edge.from && to === edge.to)
+    edge.shift = parallel.indexOf(edge) - (parallel.length - 1) / 2
+  }
   return edges.sort((a, b) => Math.abs(a.strength) - Math.abs(b.strength))
 }
 
@@ -55,8 +60,10 @@ export function strongestEdges(result: AnalysisResult, kind: Kind, limit: number
   return edges.sort((a, b) => b.strength - a.strength).slice(0, limit).reverse()
 }
 
-/** SVG path of an edge. */
-export function edgePath(a: Node, b: Node): string {
-  const bend = (b.x - a.x) * 0.5
-  return `M${a.x.toFixed(1)} ${a.y.toFixed(1)}C${(a.x + bend).toFixed(1)} ${a.y.toFixed(1)} ${(b.x - bend).toFixed(1)} ${b.y.toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`
+const SHIFT_STEP = 16
+
+/** SVG path of an edge. An edge with a shift bulges up or down. */
+export function edgePath(a: Node, b: Node, shift = 0): string {
+  const bend = (b.x - a.x) * 0.5, rise = shift * SHIFT_STEP
+  return `M${a.x.toFixed(1)} ${a.y.toFixed(1)}C${(a.x + bend).toFixed(1)} ${(a.y + rise).toFixed(1)} ${(b.x - bend).toFixed(1)} ${(b.y + rise).toFixed(1)} ${b.x.toFixed(1)} ${b.y.toFixed(1)}`
 }

@@ -29,6 +29,14 @@ class PatchOptions:
     tries: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Edges of each ranking to patch exactly (default: 60).")
     ] = None
+    min_effect: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Remove edges without which the circuit loses less than this (default: .02)."),
+    ] = None
+    draws: Annotated[
+        int | None,
+        typer.Option(min=0, max=10_000, help="Random circuits to compare with the circuit (default: 10, 0 for none)."),
+    ] = None
 
 
 @with_option_groups

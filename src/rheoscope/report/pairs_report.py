@@ -32,7 +32,7 @@ def runs_of_pairs(
         PATCH.name: partial(patch_pairs, model, pairs, top=chosen["top"], **common)
     }
     if "edges" in chosen:
-        searched = {name: chosen[name] for name in ("edges", "tries") if name in chosen}
+        searched = {name: chosen[name] for name in ("edges", "tries", "min_effect", "draws") if name in chosen}
         runs[CIRCUIT.name] = partial(circuit_of_pairs, model, pairs, **common, **searched)
     return runs
 

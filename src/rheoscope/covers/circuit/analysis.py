@@ -1,6 +1,7 @@
 """Circuits: the edges between heads that carry the difference between the predictions of two texts."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from rheoscope.covers.circuit.edges import THROUGH, Edge, edge_name, node_name
 from rheoscope.covers.circuit.frozen_runs import check_frozen_heads
-from rheoscope.covers.circuit.search import Changes, Search, search_circuit
+from rheoscope.covers.circuit.search import Changes, Search, SearchSettings, search_circuit
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.patch.analysis import DIRECTIONS, Metric, pair_batch, pair_settings
 from rheoscope.covers.patch.over_pairs import PairLike, as_pairs, attributes, interval_fields, pooled_effects
@@ -22,7 +23,7 @@ from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Text
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import safe_divide
-from rheoscope.space.settings import Bounds, Fraction, Seed, TokenIndex
+from rheoscope.space.settings import Bounds, Draws, Fraction, Seed, TokenIndex
 from rheoscope.space.trace import Trace
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Edges = Annotated[int, Bounds(1, 1000, advised=20)]
 Tries = Annotated[int, Bounds(1, 1_000_000, advised=60)]
+MIN_EFFECT = 0.02
+"""With four pairs, edges of random heads change the faithfulness of planted circuits by up to about this."""
 
 
 @torch.no_grad()
@@ -42,7 +45,8 @@ def circuit(
     token: TokenIndex = -1,
     edges: Edges = 20,
     tries: Tries = 60,
-    min_effect: Fraction = 0.01,
+    min_effect: Fraction = MIN_EFFECT,
+    draws: Draws = 10,
     seed: Seed = 0,
 ) -> "xarray.Dataset":
     """The edges between heads that carry the difference between a text and another one, found by path patching.
@@ -60,16 +64,20 @@ def circuit(
     patched exactly. The strongest ones that lie on paths from the embedding to the logits form the circuit, at most `edges`.
     Then the weakest edge is removed as long as this changes the faithfulness by less than `min_effect`.
 
+    **Null** `faithfulness_null_draws` is the faithfulness of `draws` random circuits: paths from the embedding to the logits through
+    random edges, until they have as many edges. 0 omits them.
+
     **Returns** (direction, edge): `effect`, `estimate`. (edge): `removal`, the faithfulness that the circuit loses without the edge,
     and `composition` from the weights alone; the coordinates `edge_from`, `edge_to`, `role` and `through` (M, F or logits).
-    Scalars: `faithfulness`, `faithfulness_F` without the edges into queries and keys (heads attend as on the other text),
-    `faithfulness_M` without those into values, `metric_text`, `metric_other`, `edges_tried`, `edges_total`, and the correlation and
-    the largest error of the estimates over all edges that were tried.
+    (draw): `faithfulness_null_draws`. Scalars: `faithfulness`, `faithfulness_F` without the edges into queries and keys (heads attend
+    as on the other text), `faithfulness_M` without those into values, `metric_text`, `metric_other`, `edges_tried`, `edges_total`, and
+    the correlation and the largest error of the estimates over all edges that were tried.
 
     **Laws** The circuit of all edges is the model on the text, and that without edges the model on the other text. A path patch
     equals one by forward hooks.
 
-    **Source** Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997; estimates as in Syed et al. 2023, arXiv:2310.10348.
+    **Source** Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997; estimates as in Syed et al. 2023, arXiv:2310.10348;
+    random circuits as in Shi et al. 2024, arXiv:2410.13032.
 
     **See also** `patch` patches points, MLPs and whole heads; `composition` compares the operators of heads; `circuit_of_pairs`
     searches over many pairs of texts.
@@ -82,7 +90,7 @@ def circuit(
     """
     check_frozen_heads(model.view)
     batch = pair_batch(model, trace, other, answers, metric, token, seed)
-    settings = {"edges": edges, "tries": tries, "min_effect": min_effect, "seed": seed}
+    settings = SearchSettings(edges, tries, min_effect, draws, seed)
     return label_circuit([batch], settings, provenance(trace, True, **pair_settings(batch)))
 
 
@@ -95,7 +103,8 @@ def circuit_of_pairs(
     token: TokenIndex = -1,
     edges: Edges = 20,
     tries: Tries = 60,
-    min_effect: Fraction = 0.01,
+    min_effect: Fraction = MIN_EFFECT,
+    draws: Draws = 10,
     seed: Seed = 0,
 ) -> "xarray.Dataset":
     """`circuit` over many pairs of texts: one circuit for all of them, with 95 % intervals over pairs.
@@ -117,21 +126,22 @@ def circuit_of_pairs(
     check_frozen_heads(model.view)
     check_unembedding(model)
     batches = batch_pairs(model, as_pairs(pairs), answers, metric, token, TOKENS_PER_RUN)
-    settings = {"edges": edges, "tries": tries, "min_effect": min_effect, "seed": seed}
+    settings = SearchSettings(edges, tries, min_effect, draws, seed)
     return label_circuit(batches, settings, attributes(batches, metric, token, seed))
 
 
 def label_circuit(
-    batches: Sequence[PairBatch], settings: dict[str, Any], attributes: dict[str, Any]
+    batches: Sequence[PairBatch], settings: SearchSettings, attributes: dict[str, Any]
 ) -> "xarray.Dataset":
     """The circuit of some pairs as a Dataset, with intervals if there are several pairs."""
-    search = search_circuit(batches, settings["edges"], settings["tries"], settings["min_effect"])
+    search = search_circuit(batches, settings)
     order = strongest_first(search)
-    pooled = pooled_fields(search, order, settings["seed"])
+    pooled = pooled_fields(search, order, settings.seed)
     edges = [search.edges[index] for index in order]
     values: dict[str, Any] = {name: effects[0] for name, effects in pooled.items()} | comparison_fields(search)
     values |= {
         "estimate": stack_effects(search.estimates, edges, search.total),
+        "faithfulness_null_draws": pooled_shares(search.random - search.metrics[1], search.total),
         "composition": [search.compositions.get(edge, float("nan")) for edge in edges],
         "metric_text": search.metrics[0].mean(),
         "metric_other": search.metrics[1].mean(),
@@ -140,7 +150,7 @@ def label_circuit(
     }
     view = batches[0].clean.view
     coords = coordinates(edges, view.layers) | {"layer": range(view.layers), "head": range(view.heads)}
-    dataset = CIRCUIT.label(values, coords, settings | attributes)
+    dataset = CIRCUIT.label(values, coords, asdict(settings) | attributes)
     return dataset.assign(interval_fields(dataset, pooled)) if "pairs" in attributes else dataset
 
 
@@ -167,12 +177,14 @@ def pooled_fields(search: Search, order: list[int], seed: int) -> dict[str, tupl
 
 def stack_effects(changes: Changes, edges: Sequence[Edge], total: Float[Tensor, " p"]) -> Float[Tensor, "2 e"]:
     """The effects of some edges over all pairs."""
-    sums, difference = [changes[edge].sum(1) for edge in edges], total.sum()
-    return (
-        safe_divide(torch.stack(sums, 1) * difference.sign(), difference.abs())
-        if sums
-        else total.new_zeros(len(DIRECTIONS), 0)
-    )
+    rows = [changes[edge] for edge in edges]
+    return pooled_shares(torch.stack(rows, 1) if rows else total.new_zeros(len(DIRECTIONS), 0, len(total)), total)
+
+
+def pooled_shares(changes: Float[Tensor, "*n p"], total: Float[Tensor, " p"]) -> Float[Tensor, "*n"]:
+    """Σ changes / Σ totals over all pairs."""
+    difference = total.sum()
+    return safe_divide(changes.sum(-1) * difference.sign(), difference.abs())
 
 
 def comparison_fields(search: Search) -> dict[str, Tensor]:
@@ -211,7 +223,7 @@ CIRCUIT = Analysis(
         ReportRun(
             "patch",
             1,
-            options=("other", "answers", "metric", "token", "edges", "tries", "min_effect"),
+            options=("other", "answers", "metric", "token", "edges", "tries", "min_effect", "draws"),
             only_with="edges",
         ),
     ),
@@ -223,6 +235,9 @@ CIRCUIT = Analysis(
             ("edge",), Message("composition of the two heads from the weights alone, 0 for random operators")
         ),
         "faithfulness": Field((), Message("share of the difference that the circuit alone restores")),
+        "faithfulness_null_draws": Field(
+            ("draw",), Message("share of the difference that a random circuit with as many edges restores")
+        ),
         "faithfulness_F": Field(
             (), Message("the same without edges into queries and keys, so that heads attend as on the other text")
         ),

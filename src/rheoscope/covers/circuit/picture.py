@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.covers.circuit.words import faithfulness_sentences
 from rheoscope.covers.composition.picture import head_dots
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, join
 from rheoscope.picture.bars import bar_panel
 from rheoscope.picture.head_map import types_of_heads
 from rheoscope.picture.picture import Axis, Label, Line, Mark, Panel, Picture, format_value
@@ -39,7 +40,8 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         n=dataset.sizes["edge"],
         faithfulness=format_value(float(dataset.faithfulness)),
     )
-    return Picture(title, CAPTION, (circuit_graph(dataset, types), edge_bars(dataset)))
+    caption = join(" ", [*faithfulness_sentences(dataset), CAPTION])
+    return Picture(title, caption, (circuit_graph(dataset, types), edge_bars(dataset)))
 
 
 def circuit_graph(dataset: "xarray.Dataset", types: "xarray.Dataset | None") -> Panel:

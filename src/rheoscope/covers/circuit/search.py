@@ -17,6 +17,7 @@ from rheoscope.covers.circuit.candidates import (
 from rheoscope.covers.circuit.circuit_runs import CircuitRuns
 from rheoscope.covers.circuit.edges import Circuit, Edge, all_edges, connected
 from rheoscope.covers.circuit.path_effects import Effects, PathEffects
+from rheoscope.covers.circuit.random_circuits import random_circuits
 from rheoscope.covers.patch.pairs import PairBatch
 from rheoscope.running.progress import count_steps
 from rheoscope.space.safe_arithmetic import safe_divide
@@ -33,6 +34,7 @@ class Search:
     """A circuit, and what was measured on the way.
 
     `removed[e]` are the metrics of every pair without edge e of the circuit, `kept_roles` those with the edges of some roles alone.
+    `random` are those of random circuits with as many edges.
     """
 
     edges: tuple[Edge, ...]
@@ -44,6 +46,7 @@ class Search:
     removed: Float[Tensor, "e p"]
     through_F: Float[Tensor, " p"]
     through_M: Float[Tensor, " p"]
+    random: Float[Tensor, "draw p"]
     n_edges: int
 
     @property
@@ -52,13 +55,24 @@ class Search:
         return self.metrics[0] - self.metrics[1]
 
 
-def search_circuit(batches: Sequence[PairBatch], max_edges: int, tries: int, min_effect: float) -> Search:
-    """A circuit of at most `max_edges` edges, without those whose removal changes its faithfulness by less than `min_effect`."""
-    view = batches[0].clean.view
+@dataclass(frozen=True)
+class SearchSettings:
+    """The settings of a search: those of `circuit` with the same names."""
+
+    edges: int
+    tries: int
+    min_effect: float
+    draws: int
+    seed: int
+
+
+def search_circuit(batches: Sequence[PairBatch], settings: SearchSettings) -> Search:
+    """A circuit of at most `edges` edges, without those whose removal changes its faithfulness by less than `min_effect`."""
+    view, tries = batches[0].clean.view, settings.tries
     metrics = torch.cat([batch.metrics for batch in batches], 1)
     effects = [PathEffects.both_directions(batch) for batch in batches]
     n_senders = 1 + view.layers * view.heads
-    advance = count_steps(len(batches) * 2 * (n_senders + 3 * tries) + max_edges)
+    advance = count_steps(len(batches) * 2 * (n_senders + 3 * tries) + settings.edges + settings.draws)
     estimates = join_changes(batches, [[paths.estimates(advance) for paths in both] for both in effects])
     compositions = composition_ranking(view)
     texts = [trace for batch in batches for trace in batch.clean][:MAX_SCORED_TEXTS]
@@ -66,26 +80,30 @@ def search_circuit(batches: Sequence[PairBatch], max_edges: int, tries: int, min
     tried = choose_candidates(rankings, tries)
     exact = join_changes(batches, [[paths.exact(tried, advance) for paths in both] for both in effects])
     runs = [CircuitRuns.of(batch) for batch in batches]
-    edges = strongest_connected(pooled_strength(exact, metrics), max_edges, view.layers)
-    circuit = prune(runs, edges, metrics, min_effect, advance)
-    by_role = [frozenset(edge for edge in circuit if edge.role not in roles) for roles in ("qk", "v")]
-    retained, through_F, through_M, *removed = kept_metrics(
-        runs, [circuit, *by_role, *(circuit - {edge} for edge in sorted(circuit))]
-    )
-    without = torch.stack(removed) if removed else metrics.new_zeros(0, metrics.shape[1])
-    n_edges = len(all_edges(heads.n_heads for heads in view.layer_heads))
+    edges = strongest_connected(pooled_strength(exact, metrics), settings.edges, view.layers)
+    circuit = prune(runs, edges, metrics, settings.min_effect, advance)
+    n_heads = [heads.n_heads for heads in view.layer_heads]
+    null_circuits = random_circuits(n_heads, len(circuit), settings.draws, settings.seed)
     return Search(
-        tuple(sorted(circuit)),
-        exact,
-        estimates,
-        compositions,
-        metrics,
-        retained,
-        without,
-        through_F,
-        through_M,
-        n_edges,
+        edges=tuple(sorted(circuit)),
+        exact=exact,
+        estimates=estimates,
+        compositions=compositions,
+        metrics=metrics,
+        random=stack_metrics(runs, [[circuit] for circuit in null_circuits], metrics, advance),
+        n_edges=len(all_edges(n_heads)),
+        **circuit_metrics(runs, circuit, metrics),
     )
+
+
+def circuit_metrics(
+    runs: Sequence[CircuitRuns], circuit: Circuit, metrics: Float[Tensor, "2 p"]
+) -> dict[str, Float[Tensor, "*e p"]]:
+    """The metrics of a circuit: `retained`, with the edges of some roles alone, and with each edge `removed`."""
+    by_role = [frozenset(edge for edge in circuit if edge.role not in roles) for roles in ("qk", "v")]
+    retained, through_F, through_M = kept_metrics(runs, [circuit, *by_role])
+    removed = stack_metrics(runs, [[circuit - {edge} for edge in sorted(circuit)]], metrics)
+    return {"retained": retained, "through_F": through_F, "through_M": through_M, "removed": removed}
 
 
 def join_changes(batches: Sequence[PairBatch], measured: Sequence[Sequence[Effects]]) -> Changes:
@@ -140,3 +158,17 @@ def prune(
 def kept_metrics(runs: Sequence[CircuitRuns], circuits: Sequence[Circuit]) -> Float[Tensor, "c p"]:
     """The metric of every pair with only each circuit retained."""
     return torch.cat([batch_runs.metrics(circuits) for batch_runs in runs], 1)
+
+
+def stack_metrics(
+    runs: Sequence[CircuitRuns],
+    groups: Sequence[Sequence[Circuit]],
+    metrics: Float[Tensor, "2 p"],
+    advance: Advance = lambda: None,
+) -> Float[Tensor, "c p"]:
+    """The same for groups of circuits, one group after the other. There may be none."""
+    rows = [metrics[:0]]
+    for circuits in groups:
+        rows += [kept_metrics(runs, circuits)] if circuits else []
+        advance()
+    return torch.cat(rows)

@@ -23,16 +23,29 @@ def circuit_blocks(dataset: "xarray.Dataset") -> list[Block]:
     """The sentences and the table of one circuit."""
     heading = Message("Circuit of {n} edges among {total}", n=dataset.sizes["edge"], total=int(dataset.edges_total))
     return [
-        Lines(heading, [faithfulness_sentence(dataset), operator_sentence(dataset), search_sentence(dataset)]),
+        Lines(heading, [*faithfulness_sentences(dataset), operator_sentence(dataset), search_sentence(dataset)]),
         edge_table(dataset),
     ]
 
 
-def faithfulness_sentence(dataset: "xarray.Dataset") -> Message:
-    """What the circuit alone restores."""
-    return Message(
+def faithfulness_sentences(dataset: "xarray.Dataset") -> list[Message]:
+    """What the circuit alone restores, and what random circuits with as many edges restore."""
+    faithfulness = Message(
         "The circuit alone restores {faithfulness} of the difference between the texts.",
         faithfulness=effect_text(dataset, "faithfulness"),
+    )
+    return [faithfulness, random_sentence(dataset)] if dataset.sizes["draw"] else [faithfulness]
+
+
+def random_sentence(dataset: "xarray.Dataset") -> Message:
+    """The range of random circuits, and how many of them are as faithful."""
+    draws = dataset.faithfulness_null_draws.values
+    return Message(
+        "{count} of {n} random circuits with as many edges restore as much. They restore {low} to {high}.",
+        count=int((draws >= float(dataset.faithfulness)).sum()),
+        n=len(draws),
+        low=format_fixed(float(draws.min()), 2),
+        high=format_fixed(float(draws.max()), 2),
     )
 
 
