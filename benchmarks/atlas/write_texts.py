@@ -1,9 +1,10 @@
-"""Texts for cards of models that read no English: reactions for models of chemistry, and digits for a model that sorts.
+"""Texts for cards of the atlas: reactions for models of chemistry, digits for a model that sorts, and a third of the passages.
 
-    python benchmarks/atlas/write_texts.py        writes reactions.txt and digits.jsonl beside it
+    python benchmarks/atlas/write_texts.py        writes reactions.txt, digits.jsonl and passages32.jsonl beside it
 
-Both are written for this project. The reactions are textbook reactions of eight kinds as SMILES
-"reactants>>product". The digits are inputs of the sorting model: six digits below 3, then the first five of the sorted ones.
+Every third passage of the package is for models whose cards over all 96 take hours on a CPU. The others are written for this
+project. The reactions are textbook reactions of eight kinds as SMILES "reactants>>product". The digits are inputs of the
+sorting model: six digits below 3, then the first five of the sorted ones.
 """
 
 import json
@@ -11,8 +12,12 @@ import random
 from itertools import product
 from pathlib import Path
 
+from rheoscope.report.card_texts import passages
+
 FOLDER = Path(__file__).parent
 N_TEXTS = 96
+EVERY = 3
+"""The short list has every third passage."""
 ALKYLS = ("CC", "CCC", "CC(C)C", "CCCCC", "COCC", "CC(C)(C)CC", "N#CCC", "CSCC")
 """Alkyl groups. The last atom is bound to the rest of the molecule."""
 ARYLS = (
@@ -63,6 +68,8 @@ def digit_texts() -> list[list[int]]:
 
 def main() -> None:
     (FOLDER / "reactions.txt").write_text("".join(f"{text}\n" for text in reaction_texts()))
+    short_list = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in passages()[::EVERY]]
+    (FOLDER / "passages32.jsonl").write_text("".join(short_list), encoding="utf-8")
     (FOLDER / "digits.jsonl").write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in digit_texts()))
 
 

@@ -94,6 +94,14 @@ def test_a_card_has_the_numbers_of_its_claims() -> None:
         effects = [float(values.effects.double().nanmean()) for values in measured.values()]
         assert np.isclose(float(row.estimate), effects, atol=1e-9).any(), claim.name
         assert row.low <= row.estimate <= row.high
+        for part in claim.parts:
+            lowest, highest = part.bounds
+            part_effects = measured[part.name].effects
+            assert bool(
+                ((part_effects >= lowest - 1e-9) & (part_effects <= highest + 1e-9) | part_effects.isnan()).all()
+            )
+            interval = card.sel(interval=claim.name if len(claim.parts) == 1 else f"{claim.name}.{part.name}")
+            assert lowest <= interval.part_low <= interval.part_high <= highest
         facts = {} if claim.facts is None else claim.facts(ClaimSample(model, batches, 0))
         assert {name: card.attrs[f"{claim.name}.{name}"] for name in facts} == facts
     assert {"estimate", "low", "high", "threshold", "answer"} <= set(card)

@@ -55,7 +55,11 @@ def test_nothing_is_cut_off_at_80_columns(name: str) -> None:
 def test_layers_with_shared_weights_have_no_star() -> None:
     size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 24}
     network = hf.AlbertForMaskedLM(hf.AlbertConfig(vocab_size=40, embedding_size=12, **size))
-    text = page(rs.load(cases.randomised(network)), width=120)
+    model = rs.load(cases.randomised(network))
+    text = page(model, width=120)
+    assert (model.view.layers, model.view.distinct_layers) == (2, 1)
+    assert "1 layer run 2 times, 4 heads, width 32" in text
+    assert "1 layer run 2 times × 4 heads" in model.view.summary
     assert "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.query.weight" in text
     assert "These layers share their weights." in text
 

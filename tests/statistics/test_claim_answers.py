@@ -1,6 +1,7 @@
 """Answers to claims: the interval, what random models reach, and the words, on simulated cards."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,31 @@ def test_a_statistic_of_the_weights_alone_has_only_the_error_of_its_draws() -> N
     interval = effect_interval(Evidence(torch.tensor([0.4]), draws, is_reference=True), 0.05)
     expected = stats.t.ppf(0.975, 40) * float(draws.std()) / math.sqrt(41)
     assert math.isclose((interval.high - interval.low) / 2, expected, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("is_skewed", [False, True])
+def test_intervals_of_few_texts_stay_in_the_range_of_shares_and_keep_their_coverage(is_skewed: bool) -> None:
+    """Shares of ten tokens minus a chance of .1, in 2 to 4 texts. The true effect is in the range, so no interval loses it."""
+    numbers, share, n_samples, outside = np.random.default_rng(2), 0.6, 150, 0
+    covered = {"bounded": 0, "unbounded": 0}
+    for sample in range(n_samples):
+        shares = numbers.binomial(10, numbers.beta(4 * share, 4 * (1 - share), 2 + sample % 3)) / 10
+        chance, draws = numbers.normal(0.1, 0.02, len(shares)), torch.zeros(40)
+        unbounded = Evidence(torch.from_numpy(shares - chance), draws, False, is_skewed)
+        intervals = {
+            "unbounded": effect_interval(unbounded, 0.05),
+            "bounded": effect_interval(replace(unbounded, bounds=(-1.0, 1.0)), 0.05),
+        }
+        for name, interval in intervals.items():
+            covered[name] += interval.low <= share - 0.1 <= interval.high
+        outside += not -1 <= intervals["unbounded"].low <= intervals["unbounded"].high <= 1
+        low, high = intervals["bounded"].low, intervals["bounded"].high
+        assert -1 <= low <= high <= 1
+        criterion = Criterion(0.05, 0.0, 0.02)
+        assert claim_answer(intervals["bounded"], criterion) == claim_answer(intervals["unbounded"], criterion)
+        assert texts_needed(intervals["bounded"], criterion) == texts_needed(intervals["unbounded"], criterion)
+    assert outside > n_samples / 4
+    assert covered["bounded"] == covered["unbounded"]
 
 
 def test_texts_without_a_value_do_not_count() -> None:

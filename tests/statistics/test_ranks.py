@@ -13,6 +13,7 @@ from rheoscope.statistics.ranks import (
     centred_ranks,
     centred_ranks_by_search,
     centred_ranks_in_bins,
+    sorted_rank_correlations,
     spearman,
     stable_argsort,
     unit_ranks,
@@ -68,6 +69,17 @@ def test_spearman_equals_scipys_over_usable_entries(seed: int, n: int, levels: i
 def test_unit_ranks_have_length_one_or_zero() -> None:
     rows = torch.tensor([[4.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0, 2.0]])
     assert torch.allclose(unit_ranks(rows).norm(dim=-1), torch.tensor([1.0, 0.0], dtype=torch.float64))
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 40), levels=st.sampled_from([1, 2, 4, 10**6]))
+def test_correlations_of_sorted_rows_equal_those_of_their_ranks(seed: int, n: int, levels: int) -> None:
+    """With runs of ties of any length, constant rows, numbers of both signs and two leading dimensions."""
+    x = (random(seed, 2, 3, n) * levels).round().float()
+    x[0, 0] = 3.0
+    reference = unit_ranks((random(seed + 1, n) * levels).round())
+    expected = (unit_ranks(x.double()) * reference).sum(-1)
+    assert torch.allclose(sorted_rank_correlations(x, reference), expected, atol=1e-12)
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 40), single=st.booleans())

@@ -16,9 +16,9 @@ from rheoscope.space.head import Heads
 from rheoscope.space.layer_rotations import layer_rotations
 from rheoscope.space.masked_means import centre_points
 from rheoscope.space.operator import Factored
-from rheoscope.space.pair_distances import centred_inner_products, distances
+from rheoscope.space.pair_distances import centred_inner_products, distance_from_products
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.ranks import unit_ranks
+from rheoscope.statistics.ranks import sorted_rank_correlations, unit_ranks
 
 MIN_TOKENS = 4
 """Texts with fewer tokens that are not massive have no value."""
@@ -108,6 +108,8 @@ def image_correlations(
     cloud_ranks = unit_ranks(pair_distances(clouds), usable)
 
     def correlations(images: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t"]:
+        if images.device.type == "cpu" and images.dtype == torch.float32 and bool(usable.all()) and len(usable) == 1:
+            return sorted_rank_correlations(pair_distances(images), cloud_ranks[0])
         inner_shape = (len(usable), *(1 for _ in images.shape[1:-2]), -1)
         ranks = unit_ranks(pair_distances(images).double(), usable.reshape(inner_shape))
         return (ranks * cloud_ranks.reshape(inner_shape)).sum(-1)
@@ -123,6 +125,9 @@ def image_correlations(
 
 def pair_distances(clouds: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t pairs"]:
     """The distances of all pairs of tokens of every cloud."""
-    n = clouds.shape[-2]
+    n, inner = clouds.shape[-2], centred_inner_products(clouds)
     i, j = torch.triu_indices(n, n, 1, device=clouds.device)
-    return distances(centred_inner_products(clouds)).flatten(-2).index_select(-1, i * n + j)
+    squares = inner.diagonal(dim1=-2, dim2=-1)
+    squared_sum = (squares[..., :, None] + squares[..., None, :]).flatten(-2)
+    products = inner.flatten(-2)
+    return distance_from_products(*(x.index_select(-1, i * n + j) for x in (squared_sum, products)))

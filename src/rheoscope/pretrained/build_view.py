@@ -23,7 +23,7 @@ from rheoscope.running.network_walk import parameters_of
 from rheoscope.running.stream import ModelDescription
 from rheoscope.running.weight_files import checked_fingerprint
 from rheoscope.shapes import RheoscopeError
-from rheoscope.space.view import View
+from rheoscope.space.view import DISTINCT_LAYERS, View
 
 
 def describe_model(
@@ -109,9 +109,14 @@ def facts(network: Any, family: Any, name: str, progress: Progress | None = None
 
 
 def _structure_facts(description: ModelDescription) -> dict[str, Any]:
-    """The blocks that have no M and no F, and the number of streams that are mixed, if there are any."""
+    """The blocks that have no M and no F, the number of mixed streams, and of layers where some run several times, if there are any."""
     names, n_streams = description.opaque_blocks, description.n_streams
-    return ({"opaque_blocks": ", ".join(names)} if names else {}) | ({"streams": n_streams} if n_streams > 1 else {})
+    n_distinct = len({id(module) for module in description.attention_modules})
+    return (
+        ({"opaque_blocks": ", ".join(names)} if names else {})
+        | ({"streams": n_streams} if n_streams > 1 else {})
+        | ({DISTINCT_LAYERS: n_distinct} if n_distinct < len(description.layer_heads) else {})
+    )
 
 
 def _unembed_bias(description: ModelDescription, own_bias: Tensor | None) -> Tensor | None:

@@ -121,6 +121,7 @@ def cloud_facts(cloud: CardCloud, batches: Sequence[Traces]) -> dict[str, Any]:
         CLOUD: cloud.side,
         "type": str(view.facts.get("type")),
         "layers": view.layers,
+        "distinct_layers": view.distinct_layers,
         "heads": view.heads,
         "width": view.width,
         "parameters": cloud.model.parameter_count,

@@ -93,7 +93,7 @@ def card(
     **Formula** For text t the effect e_t is the observed statistic minus its reference. `estimate` is the mean over texts, and `low`
     and `high` are the ends of its interval by Student's t, or by the bootstrap-t for claims whose effects are skewed. All m
     intervals of a card cover together with probability .95, so each has the level 1 − .05/m. The error of null draws that all
-    texts share is part of the interval.
+    texts share is part of the interval. An interval ends where its effect does, such as −1 and 1 for a difference of shares.
 
     **Answers** yes: `low` > `smallest_effect`, and `estimate` − `random_mean` > `threshold`. reversed: the same with the opposite
     sign. no: the interval lies within ± `smallest_effect`. unclear: anything else; `texts_needed` is the number of texts that
@@ -271,8 +271,9 @@ def _evidence(
     claim: Claim, part: ClaimPart, measured: Measured, control_means: Mapping[tuple[str, str], Tensor]
 ) -> Evidence:
     if measured.draw_means is not None:
-        return Evidence(measured.effects, measured.draw_means, True, part.is_skewed)
-    return Evidence(measured.effects, control_means.get((claim.name, part.name), NO_EFFECT), False, part.is_skewed)
+        return Evidence(measured.effects, measured.draw_means, True, part.is_skewed, part.bounds)
+    controls = control_means.get((claim.name, part.name), NO_EFFECT)
+    return Evidence(measured.effects, controls, False, part.is_skewed, part.bounds)
 
 
 def deciding_part(parts: Sequence[PartAnswer]) -> PartAnswer:

@@ -64,7 +64,7 @@ def model_block(model: "RunnableModel") -> Story:
     """The type of the model, its sizes, its weights and its certificate."""
     view = model.view
     size = [
-        plural("{n} layer", "{n:,} layers", n=view.layers),
+        view.depth,
         plural("{n} head", "{n:,} heads", n=view.heads),
         Message("width {width}", width=view.width),
         Message("{n:,} tokens in the vocabulary", n=len(view.embed))

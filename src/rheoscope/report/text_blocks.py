@@ -35,7 +35,7 @@ def model_line(results: Results) -> Message:
     return Message(
         "{model} · {layers}, {heads}, width {width} · {certificate}",
         model=view.facts["model"],
-        layers=plural("{n} layer", "{n:,} layers", n=view.layers),
+        layers=view.depth,
         heads=plural("{n} head", "{n:,} heads", n=view.heads),
         width=view.width,
         certificate=view.facts["certificate"],

@@ -1,5 +1,6 @@
 """A claim about a model, declared by the analysis that measures it in the file `claims.py` of its folder."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,8 @@ class ClaimPart:
     """One interval of a claim: its statistic in words, and the smallest effect of interest δ.
 
     `allows_loss` makes it a claim of non-inferiority: the effect is not below −δ. `is_skewed` declares that the effects of texts
-    have a long tail by their nature, such as costs, so that their interval needs the bootstrap-t.
+    have a long tail by their nature, such as costs, so that their interval needs the bootstrap-t. `bounds` are the smallest and the
+    largest possible effect: −1 and 1 for a difference of shares, −2 and 2 for one of correlations.
     """
 
     name: str
@@ -132,6 +134,7 @@ class ClaimPart:
     smallest_effect: float
     allows_loss: bool = False
     is_skewed: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)
 
 
 def no_notes(numbers: Mapping[str, float]) -> tuple[Message, ...]:

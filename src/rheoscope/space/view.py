@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.messages.advice import Advice
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, plural
 from rheoscope.notebook_html import card
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.cpu_cores import map_on_cores
@@ -19,6 +19,8 @@ from rheoscope.space.head import Head, Heads
 from rheoscope.space.model_parts import Norm
 
 Result = TypeVar("Result")
+DISTINCT_LAYERS = "distinct_layers"
+"""The fact with the number of layers of a model that runs some of them several times (ALBERT)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class View:
         kinds = dict.fromkeys(str(self.facts[key]) for key in ("type", "family") if key in self.facts)
         return {
             "family": " ".join(kinds) or "unknown",
-            "heads": f"{self.layers} layers × {self.heads} heads",
+            "heads": f"{self.depth} × {self.heads} heads",
             "width": str(self.width),
             "vocabulary": f"{len(self.embed):,} tokens"
             if self.reads_tokens
@@ -89,6 +91,19 @@ class View:
     @property
     def layers(self) -> int:
         return len(self.layer_heads)
+
+    @property
+    def distinct_layers(self) -> int:
+        """The number of layers with weights of their own."""
+        return int(self.facts.get(DISTINCT_LAYERS, self.layers))
+
+    @property
+    def depth(self) -> Message:
+        """The number of layers in words. A layer that runs several times is counted once."""
+        n, total = self.distinct_layers, self.layers
+        if n == total:
+            return plural("{n} layer", "{n:,} layers", n=n)
+        return plural("{n} layer run {total} times", "{n:,} layers run {total} times in all", n=n, total=total)
 
     @property
     def heads(self) -> int:

@@ -26,6 +26,7 @@ RESAMPLES, RESAMPLE_BLOCKS = 20_000, 20
 MIN_VARIANCE_RATIO = 0.02
 """The variance of a resample counts as at least this share of that of the texts: a few equal texts would give infinite ratios."""
 YES, NO, REVERSED, UNCLEAR = "yes", "no", "reversed", "unclear"
+UNBOUNDED = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +36,15 @@ class Evidence:
     `effects` has one number per text, NaN for a text without one. A statistic of the weights alone has a single effect.
     `draw_means` are the mean effects of random models over the same texts. `is_reference` says that effects are differences
     from the mean of these draws, so that its error belongs to the interval. `is_skewed` says that effects have a long tail by
-    their nature, so that the interval is that of the bootstrap-t.
+    their nature, so that the interval is that of the bootstrap-t. No mean effect lies outside of `bounds`: a difference of two
+    shares is between −1 and 1.
     """
 
     effects: Float[Tensor, " text"]
     draw_means: Float[Tensor, " draw"]
     is_reference: bool
     is_skewed: bool = False
+    bounds: tuple[float, float] = UNBOUNDED
 
     @property
     def usable_effects(self) -> Float[Tensor, " text"]:
@@ -73,13 +76,15 @@ class EffectInterval:
     level: float
     quantiles: tuple[float, float] | None = None
     """The quantiles of the studentised mean if effects are skewed; None means Student's."""
+    bounds: tuple[float, float] = UNBOUNDED
+    """The smallest and the largest possible mean effect. The interval ends there."""
 
     def with_texts(self, n_texts: int) -> "EffectInterval":
         """The interval that as many texts would have, with the same estimate and spread."""
-        low, high = _studentised_ends(
-            n_texts, self.text_sd, self.draw_variance, self.n_draws, self.level, self.quantiles
-        )
-        return replace(self, n_texts=n_texts, low=self.estimate + low, high=self.estimate + high)
+        ends = _studentised_ends(n_texts, self.text_sd, self.draw_variance, self.n_draws, self.level, self.quantiles)
+        smallest, largest = self.bounds
+        low, high = (min(max(self.estimate + end, smallest), largest) for end in ends)
+        return replace(self, n_texts=n_texts, low=low, high=high)
 
 
 def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
@@ -87,12 +92,16 @@ def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
 
     **Formula** se² = s_e²/n + s_r²/D, the second term only if the draws are the reference. The degrees of freedom are those of
     Welch and Satterthwaite. A statistic of the weights alone has s_e = 0. For skewed effects, the quantiles of Student's t are
-    replaced by those of the studentised mean over resampled texts.
+    replaced by those of the studentised mean over resampled texts. The interval ends at the bounds of the effect. Every true
+    effect lies within them, so the coverage is that of the whole interval, and no answer changes.
 
     >>> draws = torch.linspace(-1, 1, 40)
     >>> interval = effect_interval(Evidence(torch.tensor([1.0, 2.0, 3.0, 4.0]), draws, is_reference=False), 0.05)
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.446, 4.554)
+    >>> share = effect_interval(Evidence(torch.tensor([0.2, 0.9]), draws, is_reference=False, bounds=(-1.0, 1.0)), 0.05)
+    >>> share.low, share.high  # two texts: without bounds −3.9 to 5.0
+    (-1.0, 1.0)
     """
     effects, n_draws = evidence.usable_effects, len(evidence.draw_means)
     n_texts = len(effects)
@@ -100,8 +109,8 @@ def effect_interval(evidence: Evidence, level: float) -> EffectInterval:
     draw_variance = evidence.random_sd**2 / n_draws if evidence.is_reference else 0.0
     estimate = float(effects.mean()) if n_texts else math.nan
     quantiles = resampled_quantiles(effects, level) if evidence.is_skewed and text_sd > 0 else None
-    interval = EffectInterval(estimate, estimate, estimate, n_texts, text_sd, draw_variance, n_draws, level, quantiles)
-    return interval.with_texts(n_texts)
+    spread = text_sd, draw_variance, n_draws, level, quantiles, evidence.bounds
+    return EffectInterval(estimate, estimate, estimate, n_texts, *spread).with_texts(n_texts)
 
 
 def _studentised_ends(

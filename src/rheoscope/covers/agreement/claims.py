@@ -27,6 +27,7 @@ CLAIMS = (
                     "mean over queries and heads"
                 ),
                 0.05,
+                bounds=(-2.0, 2.0),
             ),
         ),
         reason=Message("below a correlation of .05, similarity explains less than .3 % of the order of the scores"),

@@ -35,6 +35,7 @@ CLAIMS = (
                     "Without the sign it is the preserved correlation"
                 ),
                 0.05,
+                bounds=(-2.0, 2.0),
             ),
         ),
         reason=Message("a correlation lower by .05 puts 1.7 % more pairs of distances in the wrong order"),

@@ -18,7 +18,14 @@ CLAIMS = (
         order=3,
         name="symmetry",
         statement=Message("M is more symmetric than a random form"),
-        parts=(ClaimPart("symmetry", Message("tr(MM)/tr(MMᵀ), mean over heads: 1 if symmetric, −1 if skew"), 0.05),),
+        parts=(
+            ClaimPart(
+                "symmetry",
+                Message("tr(MM)/tr(MMᵀ), mean over heads: 1 if symmetric, −1 if skew"),
+                0.05,
+                bounds=(-2.0, 2.0),
+            ),
+        ),
         reason=Message("at .05, the symmetric part of M has 52.5 % of its squared norm instead of 50 %"),
         null=Message("random M with the same singular values"),
         random_models="rotated",

@@ -123,6 +123,7 @@ CLAIMS = (
                     "mean over positions"
                 ),
                 0.1,
+                bounds=(-1.0, 1.0),
             ),
         ),
         reason=Message("at .1, weights have 55 % of the sum of both divergences and values 45 %"),

@@ -33,6 +33,7 @@ CLAIMS = (
                     "and x̂F, and over layers"
                 ),
                 0.1,
+                bounds=(-2.0, 2.0),
             ),
         ),
         reason=Message("a correlation higher by .1 puts 3.3 % more pairs of distances in the right order"),

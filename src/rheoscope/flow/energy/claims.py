@@ -82,6 +82,7 @@ CLAIMS = (
                 "gradient",
                 Message("cos(Δ_h, ∇Λ) over all tokens of a text, mean over heads"),
                 0.05,
+                bounds=(-2.0, 2.0),
             ),
         ),
         reason=Message("at a cosine of .05, the gradient accounts for .25 % of the squared length of the updates"),

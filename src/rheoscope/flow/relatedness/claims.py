@@ -50,8 +50,15 @@ CLAIMS = (
                     "the embedding. Frequency, spelling and length are controlled for"
                 ),
                 0.05,
+                bounds=(-0.5, 0.5),
             ),
-            ClaimPart("kept", Message("the same share at the last layer minus that at the embedding"), 0.05, True),
+            ClaimPart(
+                "kept",
+                Message("the same share at the last layer minus that at the embedding"),
+                0.05,
+                allows_loss=True,
+                bounds=(-1.0, 1.0),
+            ),
         ),
         reason=Message("a difference of .05 changes the answer of one comparison in twenty"),
         null=Message("groups permuted among the words; no loss in the second part"),

@@ -48,6 +48,7 @@ CLAIMS = (
                     "embedding"
                 ),
                 0.1,
+                bounds=(-1.0, 1.0),
             ),
         ),
         reason=Message("a share that is higher by .1 puts one more occurrence in ten next to one of its own sense"),

@@ -139,6 +139,7 @@ CLAIMS = (
                 ),
                 0.1,
                 is_skewed=True,
+                bounds=(-1.0, 1.0),
             ),
         ),
         reason=Message("a share that is higher by .1 keeps one more token in ten in its place"),
@@ -159,6 +160,7 @@ CLAIMS = (
                     "directions of the embedding and of the last layer"
                 ),
                 0.05,
+                bounds=(-1.0, 1.0),
             ),
             ClaimPart(
                 "beyond_predictions",
@@ -166,6 +168,7 @@ CLAIMS = (
                     "the same share among partners whose next token is not the model's top prediction; at least 8 pairs per text"
                 ),
                 0.05,
+                bounds=(-1.0, 1.0),
             ),
         ),
         reason=Message("a share that is higher by .05 moves one more token in twenty to its next token"),
