@@ -40,7 +40,7 @@ export interface EditCost { kl: number; kl_last: number; loss_before: number | n
 export interface Moves { moves: Float32Array; step: string; share: number; edited: boolean }
 export interface Pair { first: number; second: number; before: number; after: number }
 export type Image = 'query' | 'key' | 'content'
-export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'torn' | 'glued', Pair[]>>; edited: boolean }
+export interface Images { flat: Record<'E' | Image, Field>; agreement: Float32Array; shares: Record<'E' | Image, number[]>; pairs: Record<Image, Record<'separated' | 'merged', Pair[]>>; edited: boolean }
 /** `top`: the most likely next tokens after a step. */
 export interface LensStep { step: string; top: TokenProbability[] }
 export interface TokenDetail { lens: LensStep[]; written: { component: string; logits: number }[] }

@@ -57,7 +57,7 @@ export class Studio {
   playhead = $state(0)
   playing = $state(false)
   speed = $state(1)
-  /** The image of a head whose torn and glued pairs are shown. */
+  /** The image of a head whose separated and merged pairs are shown. */
   pairImage = $state<Image>('query')
   dark = $state(false)
   reducedMotion = $state(false)

@@ -14,7 +14,7 @@ export interface TourFacts {
   /** The token that the last token attends to most, with its attention weight. */
   read: { token: number; weight: number } | null
   /** Two tokens that are near in the cloud and far apart as keys of the head, as quantiles of their distances among all pairs. */
-  torn: { first: number; second: number; before: number; after: number } | null
+  separated: { first: number; second: number; before: number; after: number } | null
 }
 
 /** The step of a link: 1 is the first. */
@@ -32,20 +32,20 @@ export async function loadTourFacts({ client, id, written }: OpenTrace, info: Tr
   const [weights, images] = await Promise.all([client.weights(id, layer, head, 'weights').catch(() => null), client.images(id, layer, head).catch(() => null)])
   const row = weights ? [...weights.values.subarray(last * (last + 1), (last + 1) ** 2)].map((weight) => weight || 0) : []
   const token = row.indexOf(Math.max(...row))
-  const pairs = images?.pairs.key.torn ?? []
-  const torn = pairs.find(({ first, second }) => info.tokens[first]?.shown !== info.tokens[second]?.shown) ?? pairs[0] ?? null
-  return { layer, head, read: token < 0 ? null : { token, weight: row[token]! }, torn }
+  const pairs = images?.pairs.key.separated ?? []
+  const separated = pairs.find(({ first, second }) => info.tokens[first]?.shown !== info.tokens[second]?.shown) ?? pairs[0] ?? null
+  return { layer, head, read: token < 0 ? null : { token, weight: row[token]! }, separated }
 }
 
 /** What a step of the tour selects. The head reads the step before its layer. */
-export function tourSelection(step: TourStep, { layer, head, torn }: TourFacts, { steps, tokens }: TraceInfo): Partial<Link> {
+export function tourSelection(step: TourStep, { layer, head, separated }: TourFacts, { steps, tokens }: TraceInfo): Partial<Link> {
   const last = steps.length - 1
   const input = Math.max(0, steps.findIndex((name) => name.startsWith(`L${layer}.`)) - 1)
   const nothing = { layer: null, head: null, token: null, second: null }
   switch (step) {
     case 'space': return { ...nothing, step: 0, show: ['arcs'] }
     case 'operators': return { layer, head, token: tokens.length - 1, second: null, step: input, view: 'heads', show: ['arcs', 'moves'] }
-    case 'projection': return { layer, head, token: torn && Math.max(torn.first, torn.second), second: torn && Math.min(torn.first, torn.second), step: input, view: 'heads', show: [] }
+    case 'projection': return { layer, head, token: separated && Math.max(separated.first, separated.second), second: separated && Math.min(separated.first, separated.second), step: input, view: 'heads', show: [] }
     case 'flow': return { ...nothing, step: last, show: ['arcs'] }
     case 'edit': return { ...nothing, step: last, view: 'heads', show: ['arcs'] }
   }

@@ -102,7 +102,7 @@ def test_pairs_are_listed_with_their_positions() -> None:
     trace = model().trace(TEXT)
     pairs = rs.distorted_pairs(trace, layer=3, head=2, top=2)
     texts = pair_texts(flow_results().with_result("distorted_pairs L3.H2", pairs), 3, 2, n_pairs=2)
-    for kind in ("torn", "glued"):
+    for kind in ("separated", "merged"):
         row = pairs.sel(kind=kind)
         for pair in range(2):
             assert f"({int(row['earlier_token'][pair])})" in texts[kind].split("; ")[pair]

@@ -47,7 +47,7 @@ def test_the_pairs_of_the_first_head_at_work_are_shown_with_their_ranks() -> Non
     lens = flow_results().datasets["readout"]
     layer, head = heads_by_contribution(lens.component.values, lens.attribution.values)[0]
     pairs = rs.distorted_pairs(model().trace(TEXT), layer=layer, head=head, projection="key", top=40)
-    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
+    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("separated", "merged"))
     line = str(seen_through(flow_results()))
     assert line.startswith(f"as keys of L{layer}.H{head}, {separated.names} are separated and {merged.names} merged; ")
     assert line.endswith(f"{separated.ranks} and {merged.ranks} of all pairs")

@@ -19,7 +19,7 @@ from tests.pretrained.cases import random
 F64 = torch.float64
 
 
-def test_planted_torn_and_glued_pairs_come_first() -> None:
+def test_planted_separated_and_merged_pairs_come_first() -> None:
     """Tokens 0 and 1 differ along a stretched direction, tokens 2 and 3 along a direction with singular value 0."""
     x = random(0, 12, 8)
     x[:, 6:] = 0
@@ -33,14 +33,14 @@ def test_planted_torn_and_glued_pairs_come_first() -> None:
     result = rs.distorted_pairs(trace_with_points(model, x), 0, 0, top=1, keep_massive=True)
     pairs = {
         kind: (result["earlier_token"].sel(kind=kind).item(), result["later_token"].sel(kind=kind).item())
-        for kind in ("torn", "glued")
+        for kind in ("separated", "merged")
     }
-    assert pairs["torn"] == (0, 1)
-    assert pairs["glued"][0] in (2, 3)
-    assert result.earlier_token_text.sel(kind="torn").item() == trace_with_points(model, x).tokens[0]
-    assert result.distance_rank_after.sel(kind="torn").item() > 0.9
+    assert pairs["separated"] == (0, 1)
+    assert pairs["merged"][0] in (2, 3)
+    assert result.earlier_token_text.sel(kind="separated").item() == trace_with_points(model, x).tokens[0]
+    assert result.distance_rank_after.sel(kind="separated").item() > 0.9
     all_pairs = rs.distorted_pairs(trace_with_points(model, random(3, 12, 8)), 0, 0, top=66)
-    assert np.allclose(np.sort(all_pairs.distance_rank_before.sel(kind="torn")), np.linspace(0, 1, 66))
+    assert np.allclose(np.sort(all_pairs.distance_rank_before.sel(kind="separated")), np.linspace(0, 1, 66))
 
 
 def test_pairs_of_equal_tokens_are_left_out() -> None:
@@ -70,7 +70,7 @@ def test_pairs_equal_a_slow_reference(name: str, image: str) -> None:
     pairs = list(combinations(included, 2))
     change = dict(zip(pairs, after - before, strict=True))
     result = rs.distorted_pairs(trace, 1, 2, projection=image, top=6)
-    for kind, sign in (("torn", 1), ("glued", -1)):
+    for kind, sign in (("separated", 1), ("merged", -1)):
         row = result.sel(kind=kind)
         result_pairs = list(zip(row["earlier_token"].values.tolist(), row["later_token"].values.tolist(), strict=True))
         assert len(set(result_pairs)) == 6

@@ -4,14 +4,14 @@ from rheoscope.picture.picture import Line
 from tests.pictures.cases import example_picture, example_result
 
 
-def test_torn_pairs_are_drawn_from_their_rank_in_E_to_their_rank_in_the_image() -> None:
+def test_separated_pairs_are_drawn_from_their_rank_in_E_to_their_rank_in_the_image() -> None:
     dataset = example_result("distorted_pairs")
-    torn_panel, glued_panel = example_picture("distorted_pairs").panels
-    row = dataset.sel(kind="torn").isel(pair=0)
-    segments = [mark for mark in torn_panel.marks if isinstance(mark, Line) and mark.style == "solid"]
+    separated_panel, merged_panel = example_picture("distorted_pairs").panels
+    row = dataset.sel(kind="separated").isel(pair=0)
+    segments = [mark for mark in separated_panel.marks if isinstance(mark, Line) and mark.style == "solid"]
     assert list(segments[-1].x) == [
         float(row.distance_rank_before),
         float(row.distance_rank_after),
     ]  # the most changed pair is on top
-    assert torn_panel.y.names[-1].startswith(str(row.earlier_token_text.item()).replace(" ", "·"))
-    assert len(glued_panel.y.names) == 4
+    assert separated_panel.y.names[-1].startswith(str(row.earlier_token_text.item()).replace(" ", "·"))
+    assert len(merged_panel.y.names) == 4

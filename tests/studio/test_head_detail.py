@@ -50,12 +50,12 @@ def test_displacements_are_the_update_by_one_head(space: str, fetch: Callable[..
     assert (header["step"], header["edited"]) == ("L0.resid_post", False)
 
 
-def test_torn_and_glued_pairs_equal_distorted_pairs(fetch: Callable[..., Answer]) -> None:
+def test_separated_and_merged_pairs_equal_distorted_pairs(fetch: Callable[..., Answer]) -> None:
     header, _ = fetch("images/2/1")
     trace = small().trace(TEXT)
     for image in IMAGES:
         expected = rs.distorted_pairs(trace, layer=2, head=1, projection=image, top=N_PAIRS)
-        for kind in ("torn", "glued"):
+        for kind in ("separated", "merged"):
             pairs = header["pairs"][image][kind]
             for key, field in (("first", "earlier_token"), ("second", "later_token")):
                 assert [pair[key] for pair in pairs] == expected[field].sel(kind=kind).values.tolist()
@@ -103,10 +103,10 @@ def test_displacements_and_images_of_an_edited_head_use_the_edited_operators(fet
     assert header["edited"]
     for image in IMAGES:
         pairs = rs.distorted_pairs(trace, layer=1, head=2, projection=image, top=N_PAIRS)
-        assert [pair["first"] for pair in header["pairs"][image]["torn"]] == pairs["earlier_token"].sel(
-            kind="torn"
+        assert [pair["first"] for pair in header["pairs"][image]["separated"]] == pairs["earlier_token"].sel(
+            kind="separated"
         ).values.tolist()
-    for kind in ("torn", "glued"):  # M is symmetric, so query and key images are equal
+    for kind in ("separated", "merged"):  # M is symmetric, so query and key images are equal
         assert header["pairs"]["query"][kind] == header["pairs"]["key"][kind]
     assert not fetch("images/1/1", edits=[EDIT])[0]["edited"]
 

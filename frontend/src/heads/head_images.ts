@@ -6,8 +6,8 @@ import type { Image, Images, Pair } from '../api'
 
 export const PANELS = ['E', 'query', 'key', 'content'] as const
 export type Panel = (typeof PANELS)[number]
-export const TORN_COLOUR = PALETTE.second!
-export const GLUED_COLOUR = PALETTE.first!
+export const SEPARATED_COLOUR = PALETTE.second!
+export const MERGED_COLOUR = PALETTE.first!
 const TOP = 18
 const PADDING = 14
 
@@ -97,7 +97,7 @@ export function drawImages(canvas: HTMLCanvasElement, images: Images, options: D
     const positions = dotPositions(images, square, options.before)
     if (options.before) drawDisplacements(context, dotPositionsBefore(options.before, images, square), positions, options)
     const hasPairs = square.panel === 'E' || square.panel === options.image
-    if (hasPairs) for (const [kind, colour] of [['torn', TORN_COLOUR], ['glued', GLUED_COLOUR]] as const) drawPairs(context, images.pairs[options.image][kind], positions, colour)
+    if (hasPairs) for (const [kind, colour] of [['separated', SEPARATED_COLOUR], ['merged', MERGED_COLOUR]] as const) drawPairs(context, images.pairs[options.image][kind], positions, colour)
     drawDots(context, positions, options)
     if (hasPairs) drawNames(context, positions, square, images, options)
   }
@@ -146,8 +146,8 @@ function drawDots(context: CanvasRenderingContext2D, positions: Float32Array, op
 
 /** Names of highlighted tokens, else of the tokens in the pairs, if there is room for them. */
 function drawNames(context: CanvasRenderingContext2D, positions: Float32Array, { x, y, size }: PanelSquare, images: Images, options: DrawOptions): void {
-  const { torn, glued } = images.pairs[options.image]
-  const tokens = options.highlighted.size ? [...options.highlighted] : [...torn, ...glued].flatMap(({ first, second }) => [first, second])
+  const { separated, merged } = images.pairs[options.image]
+  const tokens = options.highlighted.size ? [...options.highlighted] : [...separated, ...merged].flatMap(({ first, second }) => [first, second])
   const occupied: [number, number, number][] = []
   context.font = '10.5px system-ui, sans-serif'
   for (const token of new Set(tokens)) {

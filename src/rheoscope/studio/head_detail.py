@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rheoscope.studio.session import Session, TextEntry
 
 N_PAIRS = 5
-"""Number of torn and of glued pairs listed per image."""
+"""Number of separated and of merged pairs listed per image."""
 MIN_TOKENS = 3
 """Minimum number of non-massive tokens for an image."""
 MIN_KEYS = 8
@@ -117,7 +117,7 @@ def query_agreement(trace: Trace, layer_input: LayerInput, head: int) -> Float[T
 
 
 def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> dict[str, list[dict[str, Any]]]:
-    """The most torn and the most glued pairs of one image."""
+    """The most separated and the most merged pairs of one image."""
     pair_ranks = rank_changes(layer_input, image)
     rank_before, rank_after = pair_ranks["distance_rank_before"], pair_ranks["distance_rank_after"]
     order: Int[Tensor, " pairs"] = (rank_after - rank_before).argsort(stable=True)
@@ -131,7 +131,7 @@ def most_changed_pairs(layer_input: LayerInput, image: Float[Tensor, "n r"]) -> 
             }
             for pair_index in pair_order[:N_PAIRS].tolist()
         ]
-        for kind, pair_order in (("torn", order.flip(0)), ("glued", order))
+        for kind, pair_order in (("separated", order.flip(0)), ("merged", order))
     }
 
 

@@ -209,10 +209,10 @@ def untrained_line(agreement: "xarray.Dataset") -> Message:
 
 
 def pair_texts(results: Results, layer: int, head: int, n_pairs: int) -> dict[str, Message]:
-    """The pairs of tokens that the queries of a head separate most ("torn") and merge most ("glued")."""
+    """The pairs of tokens that the queries of a head separate most ("separated") and merge most ("merged")."""
     dataset = results.datasets.get(f"distorted_pairs L{layer}.H{head}")
     if dataset is None:
-        return {"torn": NOT_COMPUTED, "glued": NOT_COMPUTED}
+        return {"separated": NOT_COMPUTED, "merged": NOT_COMPUTED}
     names = ("earlier_token_text", "earlier_token", "later_token_text", "later_token")
     return {
         kind: join(
@@ -230,7 +230,7 @@ def pair_texts(results: Results, layer: int, head: int, n_pairs: int) -> dict[st
                 )
             ],
         )
-        for kind in ("torn", "glued")
+        for kind in ("separated", "merged")
     }
 
 
@@ -249,8 +249,8 @@ def head_list_lines(results: Results) -> list[Message]:
         pairs = pair_texts(results, *heads[0], n_pairs=2)
         lines.append(
             Message(
-                "{list} ({count}): {heads}. L{layer}.H{head} separates (near in E, far in its image): {torn}. "
-                "It merges (far in E, near in its image): {glued}.",
+                "{list} ({count}): {heads}. L{layer}.H{head} separates (near in E, far in its image): {separated}. "
+                "It merges (far in E, near in its image): {merged}.",
                 list=HEAD_LISTS[name],
                 count=plural("{n} head", "{n} heads", n=len(heads)),
                 heads=join(", ", head_names),
@@ -277,7 +277,7 @@ def head_table(results: Results) -> list[Block]:
         for layer, head in heads[:MAX_LISTED_HEADS]:
             pairs = pair_texts(results, layer, head, 1)
             values = [format_number(float(agreement[column][layer, head])) for column in columns]
-            row = (f"L{layer}.H{head}", *values, HEAD_LISTS[name], pairs["torn"], pairs["glued"])
+            row = (f"L{layer}.H{head}", *values, HEAD_LISTS[name], pairs["separated"], pairs["merged"])
             rows.append([*map(Cell, row)])
     text_columns = frozenset({0, *range(len(header), len(header) + 3)})
     header += [Cell(Message("behaviour")), Cell(Message("separates most")), Cell(Message("merges most"))]

@@ -35,7 +35,7 @@ from rheoscope.statistics.ranks import centred_ranks
 if TYPE_CHECKING:
     import xarray
 
-KINDS = ("torn", "glued")
+KINDS = ("separated", "merged")
 
 
 @torch.no_grad()
@@ -52,8 +52,8 @@ def distorted_pairs(
     **Question** Which similar tokens does this head separate, and which dissimilar tokens does it merge?
 
     **Formula** Every pair has a rank among all distances in E and a rank among all distances in the image, both scaled to
-    [0, 1]. The image of a `projection` is x̂M (`"query"`), x̂Mᵀ (`"key"`) or x̂F (`"content"`). `torn` pairs have the largest increase in
-    rank, `glued` pairs the largest decrease. Pairs at distance 0 in E are left out.
+    [0, 1]. The image of a `projection` is x̂M (`"query"`), x̂Mᵀ (`"key"`) or x̂F (`"content"`). `separated` pairs have the largest increase in
+    rank, `merged` pairs the largest decrease. Pairs at distance 0 in E are left out.
 
     **Settings** A negative `layer` counts from the end. `top` is the number of pairs of each kind.
 
@@ -62,13 +62,13 @@ def distorted_pairs(
 
     **Laws** No reparametrisation that preserves the logits changes the pairs.
 
-    **See also** `distortion` measures the whole image. Torn pairs lower its continuity, and glued pairs its
+    **See also** `distortion` measures the whole image. Separated pairs lower its continuity, and merged pairs its
     trustworthiness.
 
     >>> import rheoscope as rs
     >>> trace = rs.load().trace("The keys to the cabinet are on the table in the hall")
-    >>> torn = rs.distorted_pairs(trace, layer=2, head=1).sel(kind="torn")
-    >>> bool((torn.distance_rank_after >= torn.distance_rank_before).all())
+    >>> separated = rs.distorted_pairs(trace, layer=2, head=1).sel(kind="separated")
+    >>> bool((separated.distance_rank_after >= separated.distance_rank_before).all())
     True
     """
     layer = resolve_layer(trace.view, layer, head)

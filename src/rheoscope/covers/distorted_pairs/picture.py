@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     import xarray
 
 CAPTION = Message(
-    "0 is the closest pair of tokens in this text, 1 the farthest. A torn pair is close in E and far apart in the image of the "
-    "head. A glued pair is far apart in E and close in the image. These are the extremes of all pairs: examples, not a test."
+    "0 is the closest pair of tokens in this text, 1 the farthest. A separated pair is close in E and far apart in the image of the "
+    "head. A merged pair is far apart in E and close in the image. These are the extremes of all pairs: examples, not a test."
 )
 PANEL_STYLES = {
-    "torn": (Message("Torn: close in E, far in the image"), "first"),
-    "glued": (Message("Glued: far in E, close in the image"), "second"),
+    "separated": (Message("Separated: close in E, far in the image"), "first"),
+    "merged": (Message("Merged: far in E, close in the image"), "second"),
 }
 IMAGE_NAMES = {"query": Message("as queries"), "key": Message("as keys"), "content": Message("as content")}
 
 
 def picture(dataset: "xarray.Dataset") -> Picture:
-    """One panel each for torn and glued pairs."""
+    """One panel each for separated and merged pairs."""
     layer, head, projection = (dataset.attrs[name] for name in ("layer", "head", "projection"))
     title = Message(
-        "Pairs of tokens that {head} tears apart and glues together {image}",
+        "Pairs of tokens that {head} separates and merges {image}",
         head=f"L{layer}.H{head}",
         image=IMAGE_NAMES[str(projection)],
     )

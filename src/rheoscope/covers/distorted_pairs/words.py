@@ -27,7 +27,7 @@ def seen_through(results: Results) -> Message:
     if not n_pairs:
         return Message("L{layer}.H{head} reads all tokens at the same point", layer=layer, head=head)
     pairs = distorted_pairs(results.required_trace, layer, head, IMAGE, min(N_CANDIDATES, n_pairs))
-    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("torn", "glued"))
+    separated, merged = (first_pair(pairs.sel(kind=kind)) for kind in ("separated", "merged"))
     return Message(
         "as keys of L{layer}.H{head}, {separated} are separated and {merged} merged; ranks of the distance in E and after: "
         "{separated_ranks} and {merged_ranks} of all pairs",
