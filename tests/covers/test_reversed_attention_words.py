@@ -74,7 +74,7 @@ def test_sentences_give_probability_strongest_head_concentration_and_effect(answ
     assert f"·on the probability {math.exp(-float(dataset.loss)):.3g}" in probability
     layer, head = strongest_heads(dataset, 1)[0]
     assert strongest.startswith(f"L{layer}.H{head} has the largest gradient.")
-    assert f"{float(dataset.norm.max() / dataset.norm.sum()):.0%} of the sum of ‖R‖" in concentration
+    assert f"{100 * float(dataset.norm.max() / dataset.norm.sum()):.0f} % of the sum of ‖R‖" in concentration
     assert f"changes the loss to {float(patched.loss.sel(eta=PATCH_ETA)):.3f}" in effect
     assert len(patched.eta) > 2  # the page has the full curve, which contains this step
 

@@ -64,7 +64,7 @@ def test_heads_edited_alone_are_sorted_by_cost() -> None:
 @pytest.mark.parametrize(
     ("edit", "ablation", "sentence"),
     [
-        (0.02, 0.1, "Ablating these heads costs +0.1000. The replacement costs 20% of that."),
+        (0.02, 0.1, "Ablating these heads costs +0.1000. The replacement costs 20 % of that."),
         (-0.02, 0.1, "Ablating these heads costs +0.1000. The replacement costs nothing."),
         (0.02, -0.1, "Ablating these heads costs nothing here: the loss falls by 0.1000."),
         (0.02, -0.00001, "Ablating these heads costs nothing here: the loss does not change."),

@@ -1,6 +1,7 @@
 """Messages keep their template, translate with their parameters and travel whole; catalogues are complete."""
 
 import pickle
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -142,6 +143,14 @@ def test_a_translation_with_other_parameters_is_missing(script: SimpleNamespace)
     assert not script.is_translated(template, CatalogueEntry(template, "{n} 个头"))
     assert not script.is_translated(template, CatalogueEntry(template, ""))
     assert not script.is_translated(template, None)
+
+
+def test_every_percentage_has_a_space() -> None:
+    """28 %, not 28%. The format `.0%` writes no space."""
+    entries = catalogue.templates("zh")
+    texts = [text for text in [*entries, *entries.values()] if re.search(r"[\d}]%|%\}", text)]
+    assert len(entries) > 1000
+    assert texts == []
 
 
 def test_templates_with_other_parameter_names_are_distinguished() -> None:

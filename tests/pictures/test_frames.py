@@ -38,7 +38,7 @@ def test_ring_marks_the_predicting_token_and_star_the_prediction() -> None:
         assert np.allclose([star.x[0], star.y[0]], dataset.prediction.values)
         strong = [mark.text for mark in panel.marks if isinstance(mark, Label) and mark.strong]
         assert strong == [display_token(str(dataset.token_text.values[-1])), f"next: {display_token(target)}"]
-        assert f"{float(dataset.explained_variance[index]):.0%} of the variance" in panel.title
+        assert f"{100 * float(dataset.explained_variance[index]):.0f} % of the variance" in panel.title
         assert f"{float(dataset.toward_prediction[index, -1]):.2f}" in panel.title
 
 

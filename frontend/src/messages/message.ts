@@ -12,7 +12,7 @@ export type Catalogue = Record<string, string>
 export const ENGLISH: Catalogue = {}
 
 const PLACEHOLDER = /\{\{|\}\}|\{(\w+)(?:!([rs]))?(?::([^{}]*))?\}/g
-const FORMAT = /^([+ ]?)(,?)(?:\.(\d+))?([dsfeg%]?)$/
+const FORMAT = /^([+ ]?)(,?)(?:\.(\d+))?([dsfeg]?)$/
 
 /** A text in the language of a catalogue. A template that the catalogue does not contain stays English. */
 export const render = (text: Text, catalogue: Catalogue = ENGLISH): string =>
@@ -70,7 +70,7 @@ function parameterParts(value: Parameter, conversion: string | undefined, format
   return [conversion === 'r' && typeof value === 'string' ? `'${text}'` : text]
 }
 
-/** A number in a Python format such as `,`, `.2f`, `+.2f`, `.1%` or `d`. An unknown format leaves the number as it is. */
+/** A number in a Python format such as `,`, `.2f`, `+.2f` or `d`. An unknown format leaves the number as it is. */
 export function applyNumberFormat(value: number, format: string): string {
   const match = FORMAT.exec(format)
   if (!match || !Number.isFinite(value)) return String(value)
@@ -84,7 +84,6 @@ export function applyNumberFormat(value: number, format: string): string {
 
 function formatSize(size: number, type: string, digits: number | undefined): string {
   if (type === 'f') return size.toFixed(digits ?? 6)
-  if (type === '%') return `${(100 * size).toFixed(digits ?? 6)}%`
   if (type === 'e') return exponential(size, digits ?? 6)
   if (type === 'd') return String(Math.round(size))
   if (type !== 'g' && digits === undefined) return String(size)

@@ -133,7 +133,7 @@ def _distributions(corpus: CorpusRun, name: str) -> Iterator[str]:
             Message("mean"),
             Message("95 % interval"),
             Message("sd"),
-            *(f"{fraction:.0%}" for fraction in QUANTILES),
+            *(f"{100 * fraction:.0f} %" for fraction in QUANTILES),
             Message("texts"),
             Message("documents"),
         ]

@@ -109,7 +109,7 @@ def quality_table(result: "xarray.Dataset", features: Features, source: str) -> 
         for name, label in QUALITY_ROWS.items()
     ]
     inactive = Message("features that are never active")
-    rows.append([Cell(inactive), Cell(f"{float(result.inactive_share):.1%}"), Cell("")])
+    rows.append([Cell(inactive), Cell(f"{100 * float(result.inactive_share):.1f} %"), Cell("")])
     title = Message(
         "{features} on {n} texts: {source}", features=features.summary, n=result.attrs["texts"], source=source
     )

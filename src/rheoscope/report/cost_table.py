@@ -38,7 +38,7 @@ def cost_table(cost: TransformerCost, n_tokens: int) -> Table:
             Cell(name, definition),
             Cell(format_si(flops)),
             Cell(format_si(3 * flops)),
-            Cell(f"{flops / cost.forward:.1%}"),
+            Cell(f"{100 * flops / cost.forward:.1f} %"),
         ]
         for name, flops, definition in rows
     ]

@@ -99,12 +99,12 @@ def gradient_sentences(results: Results) -> list[Message]:
         share = sum(sorted(norm.tolist())[-n_top:]) / max(float(norm.sum()), 1e-30)
         lines.append(
             plural(
-                "The strongest of {total} heads has {share:.0%} of the sum of ‖R‖; an even split would give {even:.0%}.",
-                "The strongest {n} of {total} heads have {share:.0%} of the sum of ‖R‖; an even split would give {even:.0%}.",
+                "The strongest of {total} heads has {share:.0f} % of the sum of ‖R‖; an even split would give {even:.0f} %.",
+                "The strongest {n} of {total} heads have {share:.0f} % of the sum of ‖R‖; an even split would give {even:.0f} %.",
                 n=n_top,
                 total=len(norm),
-                share=share,
-                even=n_top / len(norm),
+                share=100 * share,
+                even=100 * n_top / len(norm),
             )
         )
     return [*lines, _patching_sentence(results)] if results.has("attention_patching") else lines

@@ -133,7 +133,7 @@ def ablation_sentence(edit_cost: float, ablation_cost: float) -> Message:
         ablated = Message("Ablating these heads costs {cost}.", cost=format_nats(ablation_cost))
         if edit_cost <= 0:
             return join(" ", [ablated, Message("The replacement costs nothing.")])
-        share = Message("The replacement costs {share:.0%} of that.", share=edit_cost / ablation_cost)
+        share = Message("The replacement costs {share:.0f} % of that.", share=100 * edit_cost / ablation_cost)
         return join(" ", [ablated, share])
     change = format_fixed(abs(ablation_cost), 4)
     if not float(change):

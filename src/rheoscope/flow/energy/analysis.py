@@ -295,7 +295,7 @@ def _to_dataset(trace: Trace, values: dict[str, Tensor], keep_massive: bool) -> 
         "tested_heads": q_values.numel(),
         "gradient_like_heads": int((q_values <= FDR_LEVEL).sum()),
         "expected_false_heads": FDR_LEVEL * int((q_values <= FDR_LEVEL).sum()),
-        "expected_under_null": Message("any at all with probability {level:.0%}", level=FDR_LEVEL),
+        "expected_under_null": Message("any at all with probability {level:.0f} %", level=100 * FDR_LEVEL),
     }
     coords = {"layer": range(trace.view.layers), "head": range(trace.view.heads)}
     result = values | {"q_value": q_values, "gradient_like": q_values <= FDR_LEVEL}

@@ -115,12 +115,12 @@ def frame_panel(dataset: "xarray.Dataset", index: int, labels: np.ndarray, spans
         step=step_name,
         definition=dataset.explained_variance.attrs["definition"],
     )
-    title = Message("{step}: {share:.0%} of the variance", step=step_name, share=explained)
+    title = Message("{step}: {share:.0f} % of the variance", step=step_name, share=100 * explained)
     if cosine is not None:
         title = Message(
-            "{step}: {share:.0%} of the variance, cos(ring, star) {cosine:.2f}",
+            "{step}: {share:.0f} % of the variance, cos(ring, star) {cosine:.2f}",
             step=step_name,
-            share=explained,
+            share=100 * explained,
             cosine=cosine,
         )
         definition = dataset.toward_prediction.attrs["definition"]

@@ -147,8 +147,8 @@ class Monitor(TrainingCallbacks):
         if len(self.readings) == 1 and share > LARGE_SHARE:
             larger = -(-round(self.every * share / LARGE_SHARE) // 10) * 10
             line = Message(
-                "the monitor takes {share:.1%} of the training time; every={larger} takes 2 %",
-                share=share,
+                "the monitor takes {share:.1f} % of the training time; every={larger} takes 2 %",
+                share=100 * share,
                 larger=larger,
             )
             LOGGER.info("%s", render(line))
