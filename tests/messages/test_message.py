@@ -49,6 +49,14 @@ def test_a_template_without_parameters_is_not_formatted() -> None:
     assert Message("the set {1, 2}") == "the set {1, 2}"
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("norm", "范数"), ("norm layer", "归一化层"), ("centred", "中心化部分"), ("Centred tokens", "中心化的词元")]
+)
+def test_a_term_has_one_chinese_name(name: str, shown: str) -> None:
+    """A norm ‖x‖ is no layer norm, and the centred share of scores has the root of centred tokens."""
+    assert translate(name, "zh") == shown
+
+
 @pytest.mark.usefixtures("german")
 def test_translation_fills_in_the_same_parameters() -> None:
     assert translate(Message("{n} heads", n=3), "de") == "3 Köpfe"

@@ -8,7 +8,7 @@ from rheoscope.space.results import Results
 from rheoscope.space.words import ReportSection, Words
 
 COLUMNS = {
-    "centred": Message("form"),
+    "centred": Message("centred"),
     "mean_query": Message("mean q"),
     "mean_key": Message("mean k"),
     "query_bias": Message("bias q"),

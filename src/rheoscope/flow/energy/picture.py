@@ -17,6 +17,13 @@ CAPTION = Message(
     "the direction of the displacement (0: no change)."
 )
 
+LEDGER_TITLES = {
+    "mask": Message("mask"),
+    "norm": Message("norm layer"),
+    "position": Message("position"),
+    "mlp": Message("MLP"),
+}
+
 
 def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) -> Picture:
     """Two maps, four distances to a gradient flow, the ledger over depth, and the change of the landscape."""
@@ -26,7 +33,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         head_panel(dataset, "alignment", Message("Alignment of F with Mᵀ: cos⟨F, Mᵀ⟩"), types),
     )
     ledger_lines = [
-        Line(str(difference), range(len(layers)), dataset.ledger.sel(difference=difference).values, colour)
+        Line(LEDGER_TITLES[str(difference)], range(len(layers)), dataset.ledger.sel(difference=difference).values, colour)
         for colour, difference in zip(SERIES_COLOURS, dataset.difference.values, strict=False)
     ]
     landscape_lines = [

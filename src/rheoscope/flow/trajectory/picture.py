@@ -28,7 +28,7 @@ MAX_LABELS = 40
 ATTENTION, MLP, NORM, CROSS_ATTENTION = (
     Message("attention"),
     Message("MLP"),
-    Message("norm"),
+    Message("norm layer"),
     Message("cross attention"),
 )
 SOURCE_COLOURS = {ATTENTION: "first", MLP: "second", NORM: "null", CROSS_ATTENTION: "third"}
@@ -129,7 +129,7 @@ def step_source(step: Step, steps: list[Step]) -> Message:
 
     >>> total, middle, post = (Step(0, kind) for kind in ("attn_sum", "resid_mid", "resid_post"))
     >>> step_source(middle, [middle, post]), step_source(middle, [total, middle])
-    ('attention', 'norm')
+    ('attention', 'norm layer')
     """
     if step.is_cross:
         return CROSS_ATTENTION
