@@ -71,7 +71,7 @@ export interface ArrayHeader { name: string; dtype: string; shape: number[]; dim
 export interface Field { values: Float32Array; shape: number[]; dims: string[] }
 export const fieldDifference = (after: Field, before: Field): Field => ({ ...after, values: after.values.map((value, index) => value - before.values[index]!) })
 export interface Envelope { header: Record<string, any>; arrays: Record<string, Field> }
-export interface AnalysisResult { name: string; question: Text; attrs: Record<string, unknown>; coords: Record<string, { dims: string[]; values: any[] }>; fields: Record<string, FieldDescription>; pictures: Picture[]; texts: Record<string, any>; left_out: string[]; arrays: Record<string, Field> }
+export interface AnalysisResult { name: string; question: Text; /** Its main number in words, or ''. */ sentence: Text; attrs: Record<string, unknown>; coords: Record<string, { dims: string[]; values: any[] }>; fields: Record<string, FieldDescription>; pictures: Picture[]; texts: Record<string, any>; left_out: string[]; arrays: Record<string, Field> }
 
 export interface AnalysisTables { blocks: Block[] }
 
@@ -380,7 +380,7 @@ export class Client {
       result = this.slowRequests.run(() => this.binary(`api/traces/${id}/analyses/${name}`, settings, signal)).then(({ header, arrays }) => {
         if (header.reason) throw new ApiError(header.reason)
         return {
-          name, question: header.question ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
+          name, question: header.question ?? '', sentence: header.sentence ?? '', attrs: header.attrs ?? {}, coords: header.coords ?? {}, fields: header.fields ?? {},
           pictures: (header.pictures ?? []).map(normaliseMarks), texts: header.texts ?? {}, left_out: header.left_out ?? [], arrays,
         }
       })

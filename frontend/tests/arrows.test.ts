@@ -8,7 +8,7 @@ import type { AnalysisResult, TraceInfo } from '../src/api'
 const points = Float32Array.of(0, 0, 0, 1, 1, 1, /* step 1 */ 2, 2, 2, 3, 3, 3)
 const steps = ['embed', 'L0.resid_mid', 'L0.resid_post', 'L1.resid_mid', 'L1.resid_post']
 const makeResult = (values: number[], coords: Record<string, unknown[]>, name = 'coupling', dims = ['step', 'token']): AnalysisResult => ({
-  name: 'transport', question: '', attrs: {}, fields: {}, pictures: [], texts: {}, left_out: [],
+  name: 'transport', question: '', sentence: '', attrs: {}, fields: {}, pictures: [], texts: {}, left_out: [],
   coords: Object.fromEntries(Object.entries(coords).map(([dim, values]) => [dim, { dims: [dim], values: values }])),
   arrays: { [name]: { values: Float32Array.from(values), shape: [values.length / coords.token!.length, coords.token!.length], dims } },
 })

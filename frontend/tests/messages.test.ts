@@ -18,7 +18,7 @@ it.each(Object.keys(LANGUAGES).filter((language) => language !== 'en'))('%s tran
 })
 
 it('uses every text of the page', () => {
-  const composed = /^(op|group|part|tour|colour|is|image|torn|glued|composes)_|^(weights|reversed)$|^gallery_(open|refused|loading|unopened)$|^(particles|dimension|sharpness|steps|seed)_help$/
+  const composed = /^(op|group|part|tour|colour|is|image|separated|merged|composes)_|^(weights|reversed)$|^gallery_(open|refused|loading|unopened)$|^(particles|dimension|sharpness|steps|seed)_help$/
   expect(Object.keys(en).filter((key) => !composed.test(key) && !new RegExp(`['"\`]${key}['"\`]`).test(code))).toEqual([])
 })
 

@@ -4,7 +4,7 @@ import { tourHead, TOUR_STEPS, tourSelection, tourStep, wordsAlongTheWay, type T
 import type { TraceInfo } from '../src/api'
 
 const info = { layers: 2, heads: 4, steps: ['embed', 'L0.resid_mid', 'L0.resid_post', 'L1.resid_mid', 'L1.resid_post'], tokens: [{}, {}, {}] } as unknown as TraceInfo
-const facts: TourFacts = { layer: 1, head: 3, read: { token: 0, weight: 0.4 }, torn: { first: 0, second: 2, before: 0.1, after: 0.9 } }
+const facts: TourFacts = { layer: 1, head: 3, read: { token: 0, weight: 0.4 }, separated: { first: 0, second: 2, before: 0.1, after: 0.9 } }
 
 it('names the head that contributes most, or one in the middle of a model that predicts nothing', () => {
   expect(tourHead(['L1.mlp', 'L0.H2', 'L1.H3'], info)).toEqual({ layer: 0, head: 2 })
@@ -19,7 +19,7 @@ it('shows a head at the step that it reads, and the prediction at the last step'
 
 it('pins a pair as a query and a key that it can attend to', () => {
   expect(tourSelection('projection', facts, info)).toMatchObject({ token: 2, second: 0 })
-  expect(tourSelection('projection', { ...facts, torn: null }, info)).toMatchObject({ token: null, second: null })
+  expect(tourSelection('projection', { ...facts, separated: null }, info)).toMatchObject({ token: null, second: null })
 })
 
 it('every step of the tour selects everything that another one selects', () => {

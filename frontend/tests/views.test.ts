@@ -5,7 +5,7 @@ import { circuitEdges, circuitGraph, edgePath, strongestEdges, compositionGraph 
 import type { AnalysisResult } from '../src/api'
 
 const makeResult = (arrays: AnalysisResult['arrays'], coords: Record<string, unknown[]>): AnalysisResult => ({
-  name: '', question: '', attrs: {}, fields: {}, pictures: [], texts: {}, left_out: [], arrays,
+  name: '', question: '', sentence: '', attrs: {}, fields: {}, pictures: [], texts: {}, left_out: [], arrays,
   coords: Object.fromEntries(Object.entries(coords).map(([dim, values]) => [dim, { dims: [dim], values }])),
 })
 

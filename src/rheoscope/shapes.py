@@ -39,8 +39,8 @@ AllowedMask = Bool[Tensor, "*#bh m n"]
 class RheoscopeError(ValueError):
     """A mistake that the caller can correct, in one line: what was received, what was expected, what to type.
 
-    `message` states the problem. `advice` is the next step, once for Python and once for the command line. `str(error)`
-    shows the Python form, `error.on("shell")` the command line.
+    `message` states the problem. `advice` is the next step in Python, on the command line and on the page. `str(error)`
+    shows the Python form, `error.on("shell")` the one of the command line.
 
     >>> from rheoscope.messages.advice import use
     >>> raise RheoscopeError("sigma must be positive, got -1.0", use(sigma=1.0))
@@ -52,7 +52,7 @@ class RheoscopeError(ValueError):
         super().__init__(message, advice)
         self.message, self.advice = message, advice
 
-    def on(self, surface: Literal["python", "shell"]) -> Message:
+    def on(self, surface: Literal["python", "shell", "page"]) -> Message:
         """The whole line for one surface."""
         return with_advice(self.message, self.advice, surface)
 

@@ -50,7 +50,8 @@ def test_a_template_without_parameters_is_not_formatted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("norm", "范数"), ("norm layer", "归一化层"), ("centred", "中心化部分"), ("Centred tokens", "中心化的词元")]
+    ("name", "shown"),
+    [("norm", "范数"), ("norm layer", "归一化层"), ("centred", "中心化部分"), ("Centred tokens", "中心化的词元")],
 )
 def test_a_term_has_one_chinese_name(name: str, shown: str) -> None:
     """A norm ‖x‖ is no layer norm, and the centred share of scores has the root of centred tokens."""
@@ -101,6 +102,16 @@ def test_advice_has_a_form_for_each_surface() -> None:
 def test_advice_with_one_form_says_where_it_works() -> None:
     assert with_advice("no", Advice("rs.load()"), "shell") == "no; in Python type rs.load()"
     assert with_advice("no", Advice("", "make studio"), "python") == "no; on the command line type make studio"
+
+
+def test_the_page_has_advice_of_its_own() -> None:
+    """On the page nobody types Python, unless there is no other way."""
+    no_tokenizer = Advice("model.trace([1, 2, 3])", page="open another model")
+    assert with_advice("no", no_tokenizer, "page") == "no; open another model"
+    assert with_advice("no", use(draws=1000, projection="query"), "page") == "no; type draws=1000, projection=query"
+    assert with_advice("no", analyse("trajectory"), "page") == "no; open the analysis trajectory"
+    assert with_advice("no", Advice("rs.load()"), "page") == "no; in Python type rs.load()"
+    assert with_advice("no", Advice("rs.load()", "make demo"), "page") == "no; on the command line type make demo"
 
 
 def test_a_quoted_value_survives_the_shell() -> None:

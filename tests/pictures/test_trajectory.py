@@ -29,7 +29,12 @@ def test_speed_is_split_by_component() -> None:
     assert lines(panel)["attention"].y[2] == pytest.approx(float(expected))
     assert list(panel.legend) == ["attention", "MLP"]
     post_norm_steps = [Step.parse(f"L0.{name}") for name in ("attn_sum", "resid_mid", "mlp_sum", "resid_post")]
-    assert [step_source(step, post_norm_steps) for step in post_norm_steps] == ["attention", "norm layer", "MLP", "norm layer"]
+    assert [step_source(step, post_norm_steps) for step in post_norm_steps] == [
+        "attention",
+        "norm layer",
+        "MLP",
+        "norm layer",
+    ]
     assert step_source(Step.parse("L0.resid_cross"), []) == "cross attention"
 
 

@@ -1,8 +1,8 @@
-"""What to type next, once as Python and once as a command line: each surface shows its own form."""
+"""What to do next, as Python, as a command line and on the page: each surface shows its own form."""
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rheoscope.messages.message import Command, Message
@@ -10,7 +10,9 @@ from rheoscope.messages.message import Command, Message
 
 @dataclass(frozen=True)
 class Advice:
-    """The same step in two forms. A form that is empty does not exist there; the other one is shown, marked as such.
+    """The same step for each surface. A form that is empty does not exist there; another one is shown, marked as such.
+
+    `python` and `shell` are typed. `page` is a clause, such as "open another model".
 
     >>> Advice("rs.trajectory(trace)", "rheoscope analyse trajectory").shell
     'rheoscope analyse trajectory'
@@ -18,6 +20,16 @@ class Advice:
 
     python: str
     shell: str = ""
+    page: str = field(default="", repr=False)
+
+
+def page_setting(setting: str) -> Advice:
+    """A setting of the page to type.
+
+    >>> with_advice("there is no window 7", page_setting("window=1"), "page")
+    'there is no window 7; type window=1'
+    """
+    return Advice(setting, page=Message("type {setting}", setting=setting))
 
 
 def use(**settings: Any) -> Advice:
@@ -31,7 +43,9 @@ def use(**settings: Any) -> Advice:
     Advice(python='heads=[(5, 1), (3, 2)]', shell='--heads 5.1,3.2')
     """
     python = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    return Advice(python, " ".join(_option(name, value) for name, value in settings.items()))
+    page = ", ".join(f"{name}={value}" for name, value in settings.items())
+    shell = " ".join(_option(name, value) for name, value in settings.items())
+    return Advice(python, shell, Message("type {setting}", setting=page))
 
 
 def analyse(name: str, arguments: str = "trace") -> Advice:
@@ -40,7 +54,9 @@ def analyse(name: str, arguments: str = "trace") -> Advice:
     >>> analyse("trajectory")
     Advice(python='rs.trajectory(trace)', shell='rheoscope analyse trajectory')
     """
-    return Advice(f"rs.{name}({arguments})", f"rheoscope analyse {name}")
+    return Advice(
+        f"rs.{name}({arguments})", f"rheoscope analyse {name}", Message("open the analysis {name}", name=name)
+    )
 
 
 def _option(name: str, value: Any) -> str:
@@ -59,7 +75,7 @@ def _option_value(value: Any) -> str:
 
 
 def with_advice(problem: str, advice: Advice | None, surface: str) -> Message:
-    """A problem and what to type, as `surface` ("python" or "shell") shows it.
+    """A problem and what to type, as `surface` ("python", "shell" or "page") shows it.
 
     >>> with_advice("draws must be at most 10,000, got 20,000", use(draws=1000), "shell")
     'draws must be at most 10,000, got 20,000; type --draws 1000'
@@ -68,6 +84,12 @@ def with_advice(problem: str, advice: Advice | None, surface: str) -> Message:
     """
     if advice is None:
         return problem if isinstance(problem, Message) else Message("{problem}", problem=problem)
+    if surface == "page" and advice.page:
+        return Message("{problem}; {step}", problem=problem, step=advice.page)
+    if surface == "page" and advice.shell:
+        return Message("{problem}; on the command line type {step}", problem=problem, step=Command(advice.shell))
+    if surface == "page":
+        return Message("{problem}; in Python type {step}", problem=problem, step=advice.python)
     if surface == "shell" and advice.shell:
         return Message("{problem}; type {step}", problem=problem, step=advice.shell)
     if surface == "shell":

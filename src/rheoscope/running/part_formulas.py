@@ -203,7 +203,9 @@ def _(mask: NoMask) -> Message:
 @mask_text.register
 def _(mask: BooleanMask) -> Message:
     return Message(
-        "a table of pairs: {share:.0f} % of {n} × {n}", share=100 * float(mask.allowed.float().mean()), n=mask.allowed.shape[-1]
+        "a table of pairs: {share:.0f} % of {n} × {n}",
+        share=100 * float(mask.allowed.float().mean()),
+        n=mask.allowed.shape[-1],
     )
 
 

@@ -291,7 +291,7 @@ class RunnableModel(ABC):
         if isinstance(text, str) and self.tokenizer is None:
             raise RheoscopeError(
                 Message("this model has no tokenizer, expected a tokenizer.json with its weights, or sentencepiece"),
-                Advice("model.trace([1, 2, 3])"),
+                Advice("model.trace([1, 2, 3])", page=Message("open another model")),
             )
         ids = torch.tensor((encode or self.encode)(text)).long() if isinstance(text, str) else as_token_ids(text)
         context_length, vocabulary_size = self.view.context_length, len(self.view.embed)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Candidate = Callable[[Results], Statement | None]
 """A finding to be tested: one statement, or None if its analysis has no result."""
+MISSING_NUMBER = "none"
+"""NaN as `messages.numbers` writes it."""
 LayerNumber = Callable[["xarray.Dataset", int], float]
 """A number of a result at one layer."""
 
@@ -68,12 +70,15 @@ class OwnReport:
 class Words:
     """Everything that an analysis contributes to reports, declared as `WORDS` in its `words.py`.
 
+    `sentence` states the main number of a result as one would say it; None if this result has none.
+
     `tables` are the blocks of a report on this analysis alone; without them it has a table for each axis of its fields.
     `training_quantities` are followed while a model trains. `sampling_note` describes the sample that the analysis took from a
     long text. `token_tips` maps a token's position to a line that is shown with the token. `next_step` is what the analysis shows
     about any text, for the commands below its story if fewer than three reports can describe the text.
     """
 
+    sentence: "Callable[[xarray.Dataset], Message | None]" = lambda dataset: None
     findings: tuple[Candidate, ...] = ()
     story: tuple[StoryLine, ...] = ()
     layer_columns: tuple[LayerColumn, ...] = ()
@@ -84,3 +89,12 @@ class Words:
     sampling_note: "Callable[[xarray.Dataset], Message | None]" = lambda dataset: None
     token_tips: "Callable[[xarray.Dataset], dict[int, Message]]" = lambda dataset: {}
     next_step: str = ""
+
+    def result_sentence(self, dataset: "xarray.Dataset") -> Message | None:
+        """The sentence of a result; None if the result lacks one of its fields or numbers."""
+        try:
+            sentence = self.sentence(dataset)
+        except (AttributeError, KeyError):  # some texts and settings leave fields out
+            return None
+        is_complete = sentence is not None and MISSING_NUMBER not in map(str, sentence.parameters.values())
+        return sentence if is_complete else None

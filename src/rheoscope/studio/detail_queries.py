@@ -12,7 +12,7 @@ from rheoscope.covers.reversed_attention.analysis import reversed_map
 from rheoscope.covers.score_attribution.analysis import score_attribution
 from rheoscope.covers.scores.analysis import allowed_pairs
 from rheoscope.flow.readout.analysis import attribution, likeliest_tokens
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.picture.token_labels import display_token
 from rheoscope.running.features import Features
@@ -58,7 +58,7 @@ def pack_head_map(entry: "TextEntry", layer: int, head: int, kind: str, n_levels
     if kind not in MAP_KINDS:
         raise RheoscopeError(
             Message("kind must be one of {kinds}, got {received!r}", kinds=", ".join(MAP_KINDS), received=kind[:40]),
-            Advice(f"kind={MAP_KINDS[0]}"),
+            page_setting(f"kind={MAP_KINDS[0]}"),
         )
     heads = entry.trace.view.heads_of(layer, head)
     if len(entry.trace) > MAX_MAP_TOKENS:

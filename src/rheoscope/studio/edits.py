@@ -8,7 +8,7 @@ import torch
 
 from rheoscope.covers.head_replacement import OperatorEdit
 from rheoscope.covers.replacements import CONTENT, RELEVANCE, find_replacement
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.bilinear_form import Form, heads_form, scale_form, subtract_forms
@@ -65,7 +65,7 @@ def check_edits(view: View, edits: Sequence[Edit]) -> None:
                     operation=edit.operation,
                     received=edit.part,
                 ),
-                Advice(f"part={operation['parts'][0]}"),
+                page_setting(f"part={operation['parts'][0]}"),
             )
         if (operation["takes"] is None) == (edit.value is not None):
             raise RheoscopeError(

@@ -187,7 +187,7 @@ class Job:
         except StopWork:
             self._end_cancelled()
         except RheoscopeError as error:
-            self._end("error", error, error=error.on("python"))
+            self._end("error", error, error=error.on("page"))
         except Exception as error:  # an internal error: its text may contain private paths, so only its type is shown
             problem = Message("{job} failed with an internal error ({kind})", job=self.name, kind=type(error).__name__)
             self._end("error", error, error=problem)

@@ -58,7 +58,7 @@ def _describe_opened(opened_model: OpenedModel) -> dict[str, Any]:
 
 
 def _refused(error: RheoscopeError) -> dict[str, Any]:
-    return {"status": "refused", "note": error.on("shell")}
+    return {"status": "refused", "note": error.on("page")}
 
 
 def _describe_files(source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from rheoscope.attention.mask import Causal
 from rheoscope.attention.normaliser.sinkhorn import Sinkhorn
 from rheoscope.flow.clusters.analysis import mean_cosine
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.single_linkage import single_linkage_labels
@@ -60,7 +60,7 @@ class ParticleSettings:
                         high=high,
                         received=getattr(self, name),
                     ),
-                    Advice(f"{name}={getattr(ParticleSettings, name)}"),
+                    page_setting(f"{name}={getattr(ParticleSettings, name)}"),
                 )
 
 
@@ -73,7 +73,7 @@ def simulate_particles(settings: ParticleSettings) -> bytes:
     path = evolve(velocity, start, time_grid(STEP_TIME * settings.steps, settings.steps), normalise)
     if not bool(path.isfinite().all()):
         raise RheoscopeError(
-            Message("the simulation diverged at beta = {beta:g}", beta=settings.beta), Advice("beta=1")
+            Message("the simulation diverged at beta = {beta:g}", beta=settings.beta), page_setting("beta=1")
         )
     points = torch.nn.functional.pad(path, (0, max(0, 3 - settings.d)))
     if settings.d > 3:

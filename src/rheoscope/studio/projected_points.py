@@ -11,7 +11,7 @@ from torch import Tensor
 from rheoscope.covers.reversed_attention.analysis import target_id
 from rheoscope.flow.cloud import select_clouds
 from rheoscope.flow.frames.analysis import logit_direction, predicted_token
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.report.parse_options import parse_token
 from rheoscope.shapes import RheoscopeError
@@ -98,7 +98,7 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
     if space not in SPACES:
         raise RheoscopeError(
             Message("space must be one of {spaces}, got {received!r}", spaces=", ".join(SPACES), received=space[:40]),
-            Advice("space=sphere"),
+            page_setting("space=sphere"),
         )
     kind, _, argument = axes_name.partition(":")
     if kind == "all" and not argument:
@@ -119,10 +119,12 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
                     expected=trace.points.shape[-1],
                     received=lending_trace.points.shape[-1],
                 ),
-                Advice("axes=all"),
+                page_setting("axes=all"),
             )
         if lent_name.startswith("text:"):
-            raise RheoscopeError(Message("axes of a text cannot refer to a third text"), Advice("axes=text:ID/layer:3"))
+            raise RheoscopeError(
+                Message("axes of a text cannot refer to a third text"), page_setting("axes=text:ID/layer:3")
+            )
         return parse_axes(lending_model, lending_trace, lent_name or "all", space, find_text)
     if kind == "tokens":
         return token_axes(model, argument, _nonmassive_points(trace, space))
@@ -132,7 +134,7 @@ def parse_axes(model: Model, trace: Trace, axes_name: str, space: str, find_text
             axes="prediction, all, from:2, layer:3, text:ID, tokens: on, of",
             received=axes_name[:80],
         ),
-        Advice("axes=all"),
+        page_setting("axes=all"),
     )
 
 
@@ -141,7 +143,7 @@ def _first_axis_number(number: str) -> int:
     if number not in ("1", "2", "3", "4"):
         raise RheoscopeError(
             Message("the number of the first axis must lie between 1 and 4, got {received!r}", received=number[:20]),
-            Advice("axes=from:2"),
+            page_setting("axes=from:2"),
         )
     return int(number)
 
@@ -151,7 +153,7 @@ def layer_end_step(trace: Trace, layer: str) -> int:
     if not layer.isdecimal() or len(layer) > 4:
         raise RheoscopeError(
             Message("the layer of the axes must be a number, got {received!r}", received=layer[:20]),
-            Advice("axes=layer:3"),
+            page_setting("axes=layer:3"),
         )
     trace.view.heads_of(int(layer))
     return trace.index(f"L{int(layer)}.resid_post")
@@ -210,10 +212,12 @@ def token_axes(model: Model, token_list: str, cloud: Float[Tensor, "p n d"]) -> 
     if not 2 <= len(token_texts) <= 3:
         raise RheoscopeError(
             Message("token axes need two or three tokens, got {received}", received=len(token_texts)),
-            Advice("axes=tokens: on, of"),
+            page_setting("axes=tokens: on, of"),
         )
     if model.view.unembed is None:
-        raise RheoscopeError(Message("token axes need an unembedding, and this model has none"), Advice("axes=all"))
+        raise RheoscopeError(
+            Message("token axes need an unembedding, and this model has none"), page_setting("axes=all")
+        )
     logit_directions = [
         logit_direction(model.view, target_id(model, parse_token(token_text))) for token_text in token_texts
     ]

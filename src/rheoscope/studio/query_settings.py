@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.report.setting_options import typeable_options
 from rheoscope.shapes import RheoscopeError
@@ -60,14 +60,14 @@ def _parse_value(name: str, text: str, value_type: Any) -> Any:
         if text not in ("true", "false", "1", "0"):
             raise RheoscopeError(
                 Message("{name} must be true or false, got {received!r}", name=name, received=text[:40]),
-                Advice(f"{name}=true"),
+                page_setting(f"{name}=true"),
             )
         return text in ("true", "1")
     if value_type in (int, int | None):
         if not re.fullmatch(r"-?\d{1,10}", text):
             raise RheoscopeError(
                 Message("{name} must be an integer, got {received!r}", name=name, received=text[:40]),
-                Advice(f"{name}=1"),
+                page_setting(f"{name}=1"),
             )
         return int(text)
     if value_type in (float, float | None):
@@ -78,7 +78,7 @@ def _parse_value(name: str, text: str, value_type: Any) -> Any:
         if not math.isfinite(number):
             raise RheoscopeError(
                 Message("{name} must be a number, got {received!r}", name=name, received=text[:40]),
-                Advice(f"{name}=0.5"),
+                page_setting(f"{name}=0.5"),
             )
         return number
     return text
@@ -89,6 +89,7 @@ def _check_bound(name: str, value: Any) -> Any:
     items = value if isinstance(value, list) else [value]
     if len(items) > MAX_AMOUNT or any(isinstance(item, int | float) and not abs(item) <= limit for item in items):
         raise RheoscopeError(
-            Message("{name} may be at most {limit:,} on this server", name=name, limit=limit), Advice(f"{name}={limit}")
+            Message("{name} may be at most {limit:,} on this server", name=name, limit=limit),
+            page_setting(f"{name}={limit}"),
         )
     return value

@@ -90,7 +90,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RheoscopeError)
     async def handle_refusal(request: Request, error: RheoscopeError) -> Response:
-        return json_response({"error": error.on("python")}, status_codes.get(type(error), 400))
+        return json_response({"error": error.on("page")}, status_codes.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid_request(request: Request, error: RequestValidationError) -> Response:
@@ -309,7 +309,7 @@ async def get_analysis(studio: StudioState, trace: str, name: str, request: Requ
     except NoResultError as error:
         if request.query_params:
             raise
-        return binary_response(wire.pack_envelope({"name": name, "reason": error.on("python")}, {}))
+        return binary_response(wire.pack_envelope({"name": name, "reason": error.on("page")}, {}))
     return binary_response(await studio.run_quick(entry, lambda: studio.session.pack_result(entry, dataset)))
 
 

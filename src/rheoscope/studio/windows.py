@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rheoscope.messages.advice import Advice
+from rheoscope.messages.advice import page_setting
 from rheoscope.messages.message import Message
 from rheoscope.report.long_texts import split_special_tokens
 from rheoscope.running.runner import RunnableModel
@@ -47,7 +47,7 @@ def select_window(model: RunnableModel, text: str, max_tokens: int, window_numbe
         if window_number not in (None, 1):
             raise RheoscopeError(
                 Message("the text fits into one window, got window {received}", received=window_number),
-                Advice("window=1"),
+                page_setting("window=1"),
             )
         return None
     prefix_ids, text_ids, suffix_ids = split_special_tokens(model, token_ids)
@@ -62,7 +62,7 @@ def select_window(model: RunnableModel, text: str, max_tokens: int, window_numbe
                 received=window_number,
                 size=window_size,
             ),
-            Advice("window=1"),
+            page_setting("window=1"),
         )
     start = (window_number - 1) * text_tokens
     window_ids = text_ids[start : start + text_tokens]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rheoscope.catalogue import words_by_name
 from rheoscope.messages.message import Command, Message
 from rheoscope.picture.picture import Cells, Label, Line, Picture, Shape
 from rheoscope.report.json_file import to_plain_json
@@ -134,13 +135,17 @@ def message_values(value: Any) -> Any:
 
 
 def pack_dataset(dataset: "xarray.Dataset", analysis: Analysis, pictures: Sequence[Picture]) -> bytes:
-    """The result of an analysis: its fields, their definitions and its pictures. Fields that are too large are only named."""
+    """The result of an analysis: its main sentence, its fields, their definitions and its pictures.
+
+    Fields that are too large are only named.
+    """
     omitted = [str(name) for name, variable in dataset.data_vars.items() if variable.nbytes > MAX_FIELD_BYTES]
     sent_fields = {str(name): variable for name, variable in dataset.data_vars.items() if name not in omitted}
     text_fields = {name: variable for name, variable in sent_fields.items() if variable.dtype.kind in "OUS"}
     header = {
         "name": analysis.name,
         "question": analysis.question,
+        "sentence": words_by_name(analysis.name).result_sentence(dataset) or "",
         "attrs": dataset.attrs,
         "coords": {
             str(name): {"dims": list(coordinate.dims), "values": coordinate.values.tolist()}

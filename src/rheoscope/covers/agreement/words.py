@@ -298,7 +298,21 @@ TRAINING_QUANTITIES = (
 )
 MIN_TOKENS = 10
 """The smallest text in which a query has 8 other keys."""
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How many heads attend to similar tokens more than random heads do."""
+    reads_similarity = (dataset.q_value <= 0.05) & (dataset.agreement > dataset.null_mean)
+    return Message(
+        "{n} of {total} heads attend to similar tokens more than random heads would (mean partial correlation {mean}).",
+        n=int(reads_similarity.sum()),
+        total=reads_similarity.size,
+        mean=format_number(float(dataset.mean_agreement)),
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     training_quantities=TRAINING_QUANTITIES,
     findings=(position_vs_similarity,),
     sections=(

@@ -97,4 +97,4 @@ def edge_table(dataset: "xarray.Dataset") -> Table:
     return Table(Message("Edges of the circuit, share of the difference"), header, rows)
 
 
-WORDS = Words(sections=(ReportSection("patch", 1, blocks),))
+WORDS = Words(sentence=faithfulness_sentence, sections=(ReportSection("patch", 1, blocks),))

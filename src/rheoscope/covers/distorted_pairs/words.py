@@ -71,4 +71,20 @@ STORY = (
         min_tokens=4,
     ),
 )
-WORDS = Words(story=STORY)
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """The pair that the head separates most and the one that it merges most."""
+    separated, merged = (first_pair(dataset.sel(kind=kind)) for kind in ("separated", "merged"))
+    return Message(
+        "L{layer}.H{head} separates {separated} most (rank of the distance {before}) and merges {merged} most ({after}).",
+        layer=int(dataset.attrs["layer"]),
+        head=int(dataset.attrs["head"]),
+        separated=separated.names,
+        before=separated.ranks,
+        merged=merged.names,
+        after=merged.ranks,
+    )
+
+
+WORDS = Words(sentence=main_sentence, story=STORY)

@@ -54,7 +54,19 @@ TRAINING_QUANTITIES = (
         {"draws": 2},
     ),
 )
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How far each image keeps the distances."""
+    means = {str(name): format_number(float(dataset.mean_rsa.sel(image=name))) for name in dataset.image.values}
+    return Message(
+        "Distances in E correlate by {query} with those between queries, by {key} between keys and by {content} between value outputs.",
+        **means,
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     training_quantities=TRAINING_QUANTITIES,
     findings=(query_key_mismatch,),
     sampling_note=sampling_note,

@@ -1,5 +1,8 @@
 """Text about the types of heads: what the heads behind a prediction read, and the quantities followed during training."""
 
+from collections import Counter
+from typing import TYPE_CHECKING
+
 from rheoscope.covers.head_types import reading_arcs
 from rheoscope.covers.head_types.head_list import TYPE_NAMES, blocks
 from rheoscope.messages.message import Message, join
@@ -9,6 +12,9 @@ from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine, StoryPicture
 from rheoscope.space.training_quantity import TrainingQuantity, maximum
 from rheoscope.space.words import ReportSection, Words
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def heads_at_work(results: Results) -> Message:
@@ -68,7 +74,27 @@ TRAINING_QUANTITIES = (
         uses_text=False,
     ),
 )
+NO_TYPE = ("mixed",)
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message | None:
+    """How many heads have a type."""
+    types = dataset["type"].values
+    counts = Counter(str(kind) for kind in types.ravel() if kind not in NO_TYPE)
+    if not counts:
+        return Message("None of the {total} heads has a single type on this text.", total=types.size)
+    kind, n = counts.most_common(1)[0]
+    return Message(
+        "{typed} of {total} heads have a single type; the most common one is {kind} ({n}).",
+        typed=counts.total(),
+        total=types.size,
+        kind=TYPE_NAMES.get(kind, kind),
+        n=n,
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     training_quantities=TRAINING_QUANTITIES,
     story=STORY,
     sections=(ReportSection("flow", 2, blocks),),

@@ -1,6 +1,7 @@
 """Text about operators: the heads of each layer as M and F, the extreme heads, and how heads differ from random ones."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from rheoscope.space.results import Results
 from rheoscope.space.training_quantity import TrainingQuantity
 from rheoscope.space.words import Candidate, OwnReport, ReportSection, Words
 from rheoscope.statistics.statement import Statement, from_draws, from_moments
+
+if TYPE_CHECKING:
+    import xarray
 
 COLUMNS = {
     "symmetry": Message("symmetry"),
@@ -162,7 +166,19 @@ TRAINING_QUANTITIES = (
     ),
 )
 REPORT = OwnReport("operators", Message("Operators of {model}"))
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How symmetric M is and how far F copies, on average."""
+    return Message(
+        "The mean symmetry of M is {symmetry} (1: symmetric, 0: random), and the mean copying score of F is {copying} (1: it copies).",
+        symmetry=format_number(float(dataset.mean_symmetry)),
+        copying=format_number(float(dataset.mean_copying)),
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     training_quantities=TRAINING_QUANTITIES,
     findings=(*map(operator_candidate, OPERATOR_CLAIMS), symmetry_vs_agreement),
     sections=(

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.messages.message import Message, Verbatim
-from rheoscope.messages.numbers import format_fixed
+from rheoscope.messages.numbers import format_fixed, format_percent
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
 from rheoscope.picture.token_labels import display_token, step_names
 from rheoscope.space.results import Results
 from rheoscope.space.words import OwnReport, ReportSection, Words
+from rheoscope.statistics.field_summaries import largest_head
 
 if TYPE_CHECKING:
     import xarray
@@ -157,7 +158,20 @@ def head_table(dataset: "xarray.Dataset") -> Table:
     return Table(Message("Heads that carry it, share of the difference"), header, rows)
 
 
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """The head that restores most."""
+    output = dataset.output.sel(direction="restore")
+    name, effect = largest_head(output)
+    return Message(
+        "{name} carries most of the difference: patched alone, it restores {effect}. All heads, one at a time, restore {total} in sum.",
+        name=name,
+        effect=format_percent(effect),
+        total=format_percent(float(output.sum())),
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     sections=(ReportSection("patch", 0, blocks),),
     report=OwnReport(
         "patch",

@@ -9,6 +9,7 @@ from rheoscope.picture.blocks import Block, Cell, Lines, Table
 from rheoscope.picture.token_labels import display_token
 from rheoscope.space.results import Results
 from rheoscope.space.words import OwnReport, ReportSection, Words
+from rheoscope.statistics.field_summaries import largest_head, median_of
 
 if TYPE_CHECKING:
     import xarray
@@ -133,7 +134,19 @@ def _patching_sentence(results: Results) -> Message:
     )
 
 
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """The head with the largest gradient of its scores."""
+    name, norm = largest_head(dataset.norm)
+    return Message(
+        "{name} has the largest gradient of its scores: {norm}, compared with {median} in the median head.",
+        name=name,
+        norm=format_fixed(norm, 3),
+        median=format_fixed(median_of(dataset.norm), 3),
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     sections=(ReportSection("reverse", 0, blocks, needs=("attention_patching",)),),
     report=OwnReport(
         "reverse",

@@ -163,7 +163,17 @@ def _excess_sentence(dataset: "xarray.Dataset", name: str) -> Message:
     )
 
 
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """What the replacement costs, compared with an ablation."""
+    cost = {str(name): format_fixed(float(dataset.cost.sel(change=name)), 2, True) for name in ("edit", "mean")}
+    return Message(
+        "The replacement changes the loss by {edit} nats per token; ablating the same heads changes it by {mean}.",
+        **cost,
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     sections=(ReportSection("surgery", 0, blocks),),
     report=OwnReport(
         "surgery",

@@ -115,4 +115,16 @@ TRAINING_QUANTITIES = (
         reduce=last_point,
     ),
 )
-WORDS = Words(story=STORY, training_quantities=TRAINING_QUANTITIES, layer_columns=LAYER_COLUMNS)
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How many clusters there are at the end, compared with the embedding and with shuffled coordinates."""
+    return Message(
+        "{last} clusters at the end and {first} at the embedding; with shuffled coordinates there would be {null}.",
+        last=int(dataset.cluster_count[-1]),
+        first=int(dataset.cluster_count[0]),
+        null=format_number(float(dataset.cluster_count_null[-1])),
+    )
+
+
+WORDS = Words(sentence=main_sentence, story=STORY, training_quantities=TRAINING_QUANTITIES, layer_columns=LAYER_COLUMNS)

@@ -33,7 +33,9 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         head_panel(dataset, "alignment", Message("Alignment of F with Mᵀ: cos⟨F, Mᵀ⟩"), types),
     )
     ledger_lines = [
-        Line(LEDGER_TITLES[str(difference)], range(len(layers)), dataset.ledger.sel(difference=difference).values, colour)
+        Line(
+            LEDGER_TITLES[str(difference)], range(len(layers)), dataset.ledger.sel(difference=difference).values, colour
+        )
         for colour, difference in zip(SERIES_COLOURS, dataset.difference.values, strict=False)
     ]
     landscape_lines = [

@@ -1,14 +1,19 @@
 """Text about massive tokens: the largest one as a sink of attention."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rheoscope.messages.message import Message
-from rheoscope.picture.token_labels import display_token
+from rheoscope.messages.message import Message, plural
+from rheoscope.messages.numbers import format_number
+from rheoscope.picture.token_labels import display_token, quoted_token
 from rheoscope.space.results import Results
 from rheoscope.space.words import Words
 from rheoscope.statistics.statement import Statement, from_moments
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def massive_token_sink(results: Results) -> Statement | None:
@@ -37,4 +42,20 @@ def massive_token_sink(results: Results) -> Statement | None:
     return from_moments(text, "massive_tokens", math.log(largest), 0.0, null_sd, tries)
 
 
-WORDS = Words(findings=(massive_token_sink,))
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How many tokens are massive, and how large the largest is."""
+    if not dataset.sizes["token"]:
+        return Message(
+            "No token has a norm above {ratio:g} times the median.", ratio=float(dataset.attrs["norm_ratio"])
+        )
+    largest = int(dataset.max_relative_norm.values.argmax())
+    return plural(
+        "{n} token is massive: {token} has {ratio} times the median norm.",
+        "{n} tokens are massive; the largest, {token}, has {ratio} times the median norm.",
+        n=dataset.sizes["token"],
+        token=quoted_token(str(dataset.token_text.values[largest])),
+        ratio=format_number(float(dataset.max_relative_norm[largest])),
+    )
+
+
+WORDS = Words(sentence=main_sentence, findings=(massive_token_sink,))

@@ -1,6 +1,7 @@
 """Text about the readout: the predicted token, what writes it, and what each layer predicts."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from rheoscope.space.results import Results
 from rheoscope.space.step import Step
 from rheoscope.space.story_line import StoryLine, StoryPicture, typical_ends, typical_range
 from rheoscope.space.words import ReportSection, Words
+
+if TYPE_CHECKING:
+    import xarray
 
 N_LIKELIEST = 4
 N_WRITERS = 4
@@ -137,4 +141,13 @@ def blocks(results: Results) -> list[Block]:
     return [Table(heading, header, rows, frozenset({0, 4}))]
 
 
-WORDS = Words(story=STORY, sections=(ReportSection("flow", 0, blocks),))
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """The rank and the probability of the target at the end."""
+    return Message(
+        "The target ends at rank {rank} of the vocabulary, with a probability of {probability}.",
+        rank=int(dataset["rank"][-1]),
+        probability=format_percent(float(dataset.probability[-1])),
+    )
+
+
+WORDS = Words(sentence=main_sentence, story=STORY, sections=(ReportSection("flow", 0, blocks),))

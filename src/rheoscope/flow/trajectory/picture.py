@@ -77,7 +77,9 @@ def path_panel(dataset: "xarray.Dataset") -> Panel:
     marks += place_labels(label_requests(dataset, token_texts), xy[-1], spans, MAX_LABELS, columns=2)
     x, y = (
         Axis(
-            Message("component {number}: {share:.0f} % of the variance", number=k + 1, share=100 * float(variance_share[k])),
+            Message(
+                "component {number}: {share:.0f} % of the variance", number=k + 1, share=100 * float(variance_share[k])
+            ),
             low=span[0],
             high=span[1],
         )

@@ -12,6 +12,7 @@ from rheoscope.space.results import Results
 from rheoscope.space.step import Step
 from rheoscope.space.story_line import StoryLine, StoryPicture, typical_range
 from rheoscope.space.words import LayerColumn, Words
+from rheoscope.statistics.field_summaries import median_of
 from rheoscope.statistics.statement import Statement, from_draws
 
 if TYPE_CHECKING:
@@ -164,7 +165,17 @@ LAYER_COLUMNS = (
 )
 
 
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How straight the paths are."""
+    return Message(
+        "The path of the median token has a straightness of {value}; updates in random directions would give {null}.",
+        value=format_number(median_of(dataset.straightness)),
+        null=format_number(median_of(dataset.straightness_null)),
+    )
+
+
 WORDS = Words(
+    sentence=main_sentence,
     story=STORY,
     findings=(straightness,),
     layer_columns=LAYER_COLUMNS,

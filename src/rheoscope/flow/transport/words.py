@@ -115,6 +115,21 @@ TRAINING_QUANTITIES = (
         last_point,
     ),
 )
+
+
+def main_sentence(dataset: "xarray.Dataset") -> Message:
+    """How many tokens end where their next token is."""
+    return Message(
+        "{share} of the tokens end where their next token is; permuted partners would give {null}.",
+        share=format_percent(float(dataset.next_type_share)),
+        null=format_percent(float(dataset.next_type_share_null)),
+    )
+
+
 WORDS = Words(
-    training_quantities=TRAINING_QUANTITIES, findings=(kappa_from_embedding,), story=STORY, layer_columns=(KAPPA,)
+    sentence=main_sentence,
+    training_quantities=TRAINING_QUANTITIES,
+    findings=(kappa_from_embedding,),
+    story=STORY,
+    layer_columns=(KAPPA,),
 )
