@@ -30,11 +30,16 @@ def circuit_blocks(dataset: "xarray.Dataset") -> list[Block]:
 
 def faithfulness_sentences(dataset: "xarray.Dataset") -> list[Message]:
     """What the circuit alone restores, and what random circuits with as many edges restore."""
-    faithfulness = Message(
+    faithfulness = faithfulness_sentence(dataset)
+    return [faithfulness, random_sentence(dataset)] if dataset.sizes["draw"] else [faithfulness]
+
+
+def faithfulness_sentence(dataset: "xarray.Dataset") -> Message:
+    """What the circuit alone restores."""
+    return Message(
         "The circuit alone restores {faithfulness} of the difference between the texts.",
         faithfulness=effect_text(dataset, "faithfulness"),
     )
-    return [faithfulness, random_sentence(dataset)] if dataset.sizes["draw"] else [faithfulness]
 
 
 def random_sentence(dataset: "xarray.Dataset") -> Message:
