@@ -84,7 +84,7 @@ def load(
             Advice("rs.load('gpt2')", "--model gpt2"),
         )
     source = DEFAULT_MODEL if source is None else source
-    is_native = _is_native(source)
+    is_native = is_own_model(source)
     device = resolve_device(source, device, is_native)
     if stream:
         _check_streamable(source, device, is_native, untrained)
@@ -151,7 +151,7 @@ def _display_name(name: str, initial_seed: int | None) -> str:
     return name if initial_seed is None else f"{name}, untrained (seed {initial_seed})"
 
 
-def _is_native(source: Any) -> bool:
+def is_own_model(source: Any) -> bool:
     """Whether `models/` wrote it. Everything else goes to transformers, which takes seconds to import."""
     if isinstance(source, nn.Module):
         from rheoscope.models.transformer import Transformer, Translator

@@ -1,6 +1,5 @@
 """`rheoscope generate`: chunks of complete characters, translations, and refused models."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -71,16 +70,34 @@ def test_a_translator_translates(tmp_path: Path, capsys: pytest.CaptureFixture[s
         generate_text("a dog " * 40, tmp_path)
 
 
-def test_models_of_transformers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(RheoscopeError, match=r"is a model of transformers \(gpt2\); type AutoModelForCausalLM"):
+def test_models_of_transformers_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Greedy tokens are those of `generate` of transformers, up to the token that ends the text."""
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=270, n_positions=32, tie_word_embeddings=False)
+    network = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(10)
+    network.generation_config.eos_token_id = 0
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, eos_token="<|endoftext|>")
+    network.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    generate_text("the cat", tmp_path, max_tokens=12, temperature=0.0)
+    ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
+    expected = network.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0]
+    assert len(expected.unique()) > 4
+    assert capsys.readouterr().out == tokenizer.decode(expected, skip_special_tokens=True) + "\n"
+    generate_text("the cat", tmp_path, max_tokens=1000, temperature=0.0)
+    assert capsys.readouterr().out.startswith("the cat")
+    with pytest.raises(RheoscopeError, match="32"):
+        generate_text("the cat " * 40, tmp_path)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RheoscopeError, match=r"config.json"):
         generate_text("a", tmp_path)
-    with pytest.raises(
-        RheoscopeError, match=r"there is no directory gpt2; choose one that rheoscope train wrote.*type --model DIR"
-    ):
-        generate_text("a", Path("gpt2"))
-    with pytest.raises(RheoscopeError, match=r"contains no config.json"):
-        generate_text("a", tmp_path.parent)
 
 
 def test_invalid_settings_and_files_are_refused(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """`rheoscope generate`: continue or translate a text, and show the flow of every new token."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rheoscope.commands.option_groups import with_option_groups
-from rheoscope.commands.options import Device, Json
+from rheoscope.commands.options import Device, Json, ModelName
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,7 @@ class SamplingOptions:
 @with_option_groups
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue or translate. - reads it from stdin.")] = "",
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", help="A directory made by rheoscope train (default: the model that ships)."),
-    ] = None,
+    model: ModelName = None,
     tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 100,
     flow: Annotated[
         bool,
@@ -46,12 +42,11 @@ def generate(
     *,
     sampling: SamplingOptions,
 ) -> None:
-    """Continue or translate a text with a trained model.
+    """Continue or translate a text with any model that opens.
 
-    A decoder continues the text and an encoder-decoder translates it. The model is one that `rheoscope train` made; with --flow
-    any model that opens.
+    A decoder continues the text and an encoder-decoder translates it.
 
-    Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m run --temperature 0 "Once upon a time"
+    Examples:  rheoscope generate "The history of"    ·    rheoscope generate -m gpt2 --temperature 0 "Once upon a time"
     ·    rheoscope generate --explain --temperature 0 "The keys to the cabinet are"
     """
     from rheoscope.report.generation import generate_text
@@ -61,7 +56,6 @@ def generate(
     if flow or explain or json is not None:
         from rheoscope.report.generated_tokens import show_generation
 
-        source = None if model is None else str(model)
-        show_generation(text, source, tokens, settings, device, explain, json)
+        show_generation(text, model, tokens, settings, device, explain, json)
     else:
         generate_text(text, model, tokens, *settings, device)

@@ -1,22 +1,26 @@
 """`rheoscope generate`: a continuation that is printed token by token, or a translation."""
 
-import json
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
-from rheoscope.models.checkpoint import CONFIG, load_network
+from rheoscope.models.checkpoint import load_network
 from rheoscope.models.generate import check_prompt, stream, translate
 from rheoscope.models.text_files import END_OF_TEXT
 from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.vocabulary import END, START, decode, encode
-from rheoscope.opening import DEFAULT_MODEL
+from rheoscope.opening import DEFAULT_MODEL, is_own_model
+from rheoscope.report.progress_bars import open_model
+from rheoscope.running.encoder_decoder import EncoderDecoder
+from rheoscope.running.runner import RunnableModel
 from rheoscope.running.sampling import check_sampling
+from rheoscope.running.token_stream import Sampling, stream_tokens
 from rheoscope.running.weight_files import default_device
 from rheoscope.shapes import RheoscopeError
 
@@ -28,7 +32,7 @@ BEAM_WIDTH = 4
 
 def generate_text(
     prompt: str,
-    model: Path | None = None,
+    model: str | Path | None = None,
     max_tokens: int = 100,
     temperature: float = 0.8,
     top_k: int | None = 50,
@@ -37,8 +41,11 @@ def generate_text(
     device: str | None = None,
 ) -> None:
     """Run `rheoscope generate`: print the prompt and its continuation, or the translation."""
-    directory = DEFAULT_MODEL if model is None else model
-    check_rheoscope_model(directory)
+    directory = DEFAULT_MODEL if model is None else Path(model)
+    if not is_own_model(directory):
+        sampling = temperature, top_k, top_p, seed
+        print_chunks(continue_opened(open_model(str(model), device, None), prompt, max_tokens, sampling))
+        return
     network, tokenizer = load_network(directory, device or default_device())
     if tokenizer is None:
         raise RheoscopeError(
@@ -60,10 +67,26 @@ def generate_text(
             ),
             Advice("", f'rheoscope "…" --model {directory}'),
         )
-    for chunk in continue_text(network, tokenizer, prompt, max_tokens, temperature, top_k, top_p, seed):
+    print_chunks(continue_text(network, tokenizer, prompt, max_tokens, temperature, top_k, top_p, seed))
+
+
+def print_chunks(chunks: Iterable[str]) -> None:
+    """Print each chunk as soon as it is known, and end the line."""
+    for chunk in chunks:
         sys.stdout.write(chunk)
         sys.stdout.flush()
     print()
+
+
+def continue_opened(model: RunnableModel, prompt: str, tokens: int, sampling: Sampling) -> Iterator[str]:
+    """The prompt and its continuation in chunks, by any model. An encoder-decoder writes its target alone."""
+    new_tokens = stream_tokens(model, prompt, tokens, sampling)
+    if not isinstance(model, EncoderDecoder):
+        yield prompt
+    characters = getincrementaldecoder("utf-8")("replace")
+    for token_id in new_tokens:
+        yield characters.decode(model.token_bytes(token_id))
+    yield characters.decode(b"", final=True)
 
 
 def continue_text(
@@ -123,29 +146,3 @@ def translate_text(network: Translator, tokenizer: "Tokenizer", prompt: str) -> 
     max_length = min(network.config.context, 2 * ids.shape[1] + 20)
     output_ids = translate(network, ids, START, END, max_length, beam=BEAM_WIDTH)[0].tolist()
     return decode(tokenizer, output_ids[: output_ids.index(END)] if END in output_ids else output_ids)
-
-
-def check_rheoscope_model(directory: Path) -> None:
-    """Raise unless this is a directory with a model of Rheoscope."""
-    if not directory.is_dir():
-        raise RheoscopeError(
-            Message(
-                "there is no directory {directory}; choose one that rheoscope train wrote",
-                directory=str(directory),
-            ),
-            Advice("", "--model DIR"),
-        )
-    model_type = _model_type(directory / CONFIG)
-    if model_type not in (None, "rheoscope"):
-        raise RheoscopeError(
-            Message("{directory} is a model of transformers ({kind})", directory=str(directory), kind=model_type),
-            Advice(f"AutoModelForCausalLM.from_pretrained({str(directory)!r}).generate(…)", "--flow"),
-        )
-
-
-def _model_type(file: Path) -> Any:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None

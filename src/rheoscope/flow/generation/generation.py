@@ -21,6 +21,7 @@ from rheoscope.running.encoder_decoder import EncoderDecoder
 from rheoscope.running.runner import RunnableModel, allocate_points, make_traces, text_string
 from rheoscope.running.sampling import check_sampling, sample_token
 from rheoscope.running.stream import append_points, record_points
+from rheoscope.running.token_stream import count_new_tokens
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.predictions import next_token_logprobs
 from rheoscope.space.settings import Bounds, Seed
@@ -107,7 +108,7 @@ class Generation:
         self.source: Trace | None = None
         prompt_ids = self._open(prompt, tokens)
         self.ids: list[int] = prompt_ids.tolist()
-        self.n_start, self.n_new = len(self.ids), _new_tokens(self.view.context_length, len(prompt_ids), tokens)
+        self.n_start, self.n_new = len(self.ids), count_new_tokens(self.view.context_length, len(prompt_ids), tokens)
         self.points = allocate_points(model.description, _empty_ids(self.n_start + self.n_new, model.device))
         self.logits, self.n_read = torch.empty(0), 0
         with self._appending():
@@ -347,11 +348,6 @@ def lens_points(ends: list[int]) -> list[int]:
     """
     n = min(LENS_STEPS, len(ends))
     return [ends[(index + 1) * len(ends) // n - 1] for index in range(n)]
-
-
-def _new_tokens(context: int | None, n_prompt: int, tokens: int) -> int:
-    """The number of tokens that may follow a prompt. The last one need not be read, so it may lie behind the context."""
-    return tokens if context is None else min(tokens, context + 1 - n_prompt)
 
 
 def _empty_ids(n: int, device: torch.device) -> Int[Tensor, "1 n"]:
