@@ -191,11 +191,14 @@ def test_a_list_of_entrants_may_contain_parts() -> None:
     [
         ("projection=tide", "projection must be one of untied, tied, .* got 'tide'"),
         ("projektion=tied", "an entrant consists of parts projection=…, .* got 'projektion=tied'"),
-        ("scale=unit,tied", "an entrant consists of parts .* got 'tied'"),
+        ("scale=unit,tied", "'tied' is no part of an entrant, but a value of projection"),
         ("scale=unit,scale=free", "names scale twice"),
         ("scale=unit,score=metric", "scale=unit and score=metric both determine mechanism; choose one"),
-        ("projection=tied,start=symmetric", "Tied has no weights q of its own that start could set"),
-        ("values=shared,start=mimetic", "Untied has no weights v of its own"),
+        (
+            "projection=tied,start=symmetric",
+            "start=symmetric sets W_Q, which this projection and these values do not have",
+        ),
+        ("values=shared,start=mimetic", "start=mimetic sets W_V, which"),
         ("projection=bandwidth,scale=unit", "projection=bandwidth has no effect on cosines"),
         ("projection=skew_8", "at most half of it as skew_planes, got head_width=8 and skew_planes=8"),
         ("scale=unit,score=unscaled", "mechanism 'cosine' has no option 'scale'"),

@@ -15,6 +15,7 @@ from rheoscope.learn.entrants import (
     flops_per_token,
     match_ffn_width,
     n_parameters,
+    parse_terms,
     penalty_sweeps,
 )
 from rheoscope.learn.initial_weights import initial_model
@@ -144,9 +145,29 @@ def test_flops_equal_those_counted_by_torch() -> None:
     assert flops_per_token(encoder_config) * LENGTH / 3 in (counted, counted + attention)
 
 
-def test_unknown_entrants_are_refused() -> None:
-    with pytest.raises(RheoscopeError, match="unknown entrant 'metrik', expected one of untied"):
-        entrant_configs(["metrik"], config())
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("metrik", "there is no entrant 'metrik'; the closest name is metric"),
+        ("Tied", "there is no entrant 'Tied'; the closest name is tied"),
+        ("nothing", "there is no entrant 'nothing', expected one of .* names such as qk_norm or parts such as"),
+        ("", "there is no entrant '', expected one of"),
+        ("my.py", "my.py needs the name of a module in it"),
+        ("residual=0.1", "residual is no part of the attention, and follows an entrant after"),
+        ("scale=unit,weight_decay=0.1", "weight_decay is no part of the attention"),
+    ],
+)
+def test_unknown_entrants_are_refused_with_the_name_or_the_form_that_was_meant(name: str, message: str) -> None:
+    with pytest.raises(RheoscopeError, match=message):
+        entrant_configs([name], config())
+
+
+def test_a_term_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(RheoscopeError, match="names residual twice; name it once"):
+        parse_terms("untied+residual=.1+residual=.2")
+
+
+def test_sizes_that_cannot_be_matched_are_refused() -> None:
     with pytest.raises(RheoscopeError, match="matched by parameters or flops"):
         entrant_config("metric:colour", config())
     with pytest.raises(RheoscopeError, match="without an FFN is already larger"):

@@ -92,8 +92,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("Mixed", "mine.Mixed breaks the law of texts"),
         ("Unused", "mine.Unused breaks the law of gradient"),
         ("Counted", "mine.Counted breaks the law of start"),
-        ("function", "has no torch.nn.Module named function; it has Mean, Rotated, "),
-        ("Absent", "has no torch.nn.Module named Absent"),
+        ("function", "has no torch.nn.Module named 'function'; it has Mean, Rotated, "),
+        ("Absent", "has no torch.nn.Module named 'Absent'"),
         ("Mean+asymmetry=1", "mine.Mean has no M"),
     ],
 )

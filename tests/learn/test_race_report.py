@@ -164,7 +164,7 @@ def test_an_unfinished_race_is_reported_up_to_the_common_step(finished_race: Pat
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"mechanisms": ["metrik"]}, "unknown entrant 'metrik', expected one of untied"),
+        ({"mechanisms": ["metrik"]}, "there is no entrant 'metrik'; the closest name is metric"),
         ({"mechanisms": ["untied+asymmetry=x"]}, "a term after an entrant has the form NAME=NUMBER, got 'asymmetry=x'"),
         ({"mechanisms": ["untied+beauty=1"]}, "beauty"),
         ({"seeds": -1}, "seeds must be at least 1, got -1; type seeds=12"),

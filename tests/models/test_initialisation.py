@@ -75,9 +75,12 @@ def test_svd_factors_give_the_best_approximation_of_their_rank() -> None:
     [
         (
             {"projection": "tied", "start": "symmetric"},
-            "Tied has no weights q of its own that start could set; type start='usual'",
+            "start=symmetric sets W_Q, which this projection and these values do not have as weights of their own; type start='usual'",
         ),
-        ({"projection": "untied", "values": "shared", "start": "mimetic"}, "Untied has no weights v"),
+        (
+            {"projection": "untied", "values": "shared", "start": "mimetic"},
+            "start=mimetic sets W_V, which this projection",
+        ),
         ({"projection": "untied", "kv_heads": 1, "start": "mimetic"}, "got heads=2 and kv_heads=1; type kv_heads=2"),
     ],
 )

@@ -270,6 +270,11 @@ class EntrantParts:
         choices: dict[str, str] = {}
         for assignment in text.split(","):
             part, equals, value = (piece.strip() for piece in assignment.partition("="))
+            if not equals and (owner := next((name for name in PARTS if part in PARTS[name]), None)):
+                raise RheoscopeError(
+                    Message("{value!r} is no part of an entrant, but a value of {part}", value=part, part=owner),
+                    Advice(f'"{owner}={part}"', f"{owner}={part}"),
+                )
             if not equals or part not in PARTS:
                 raise RheoscopeError(
                     Message(

@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rheoscope.attention.cost import attention_cost
 from rheoscope.attention.modules import Attention
-from rheoscope.learn.entrant_parts import EntrantParts
+from rheoscope.learn.entrant_parts import EntrantParts, part_name
 from rheoscope.messages.advice import Advice
+from rheoscope.messages.closest_name import closest_name
 from rheoscope.messages.message import Message
 from rheoscope.models.checkpoint import SkipInit
 from rheoscope.models.config import Config
@@ -187,13 +188,33 @@ def entrant_parts(base_name: str) -> EntrantParts:
     True
     """
     if "=" in base_name:
+        if (error := misplaced_term(base_name)) is not None:
+            raise error
         return EntrantParts.parse(base_name)
     if base_name not in ENTRANTS:
-        raise RheoscopeError(
-            Message("unknown entrant {name!r}, expected one of {names}", name=base_name, names=", ".join(ENTRANTS)),
+        raise unknown_entrant(base_name)
+    return ENTRANTS[base_name].parts
+
+
+def unknown_entrant(name: str) -> RheoscopeError:
+    """The error for an entrant that does not exist, with the name that was probably meant."""
+    if name.endswith(".py"):
+        return RheoscopeError(Message("{file} needs the name of a module in it", file=name), Advice("", f"{name}:NAME"))
+    closest = closest_name(name.lower(), ENTRANTS)
+    if closest is not None:
+        return RheoscopeError(
+            Message("there is no entrant {name!r}; the closest name is {closest}", name=name, closest=closest),
             Advice("", "rheoscope race list"),
         )
-    return ENTRANTS[base_name].parts
+    return RheoscopeError(
+        Message(
+            "there is no entrant {name!r}, expected one of {n} names such as {example} or parts such as projection=tied,scale=unit",
+            name=name,
+            n=len(ENTRANTS),
+            example="qk_norm",
+        ),
+        Advice("", "rheoscope race list"),
+    )
 
 
 def canonical_name(name: str) -> str:
@@ -205,7 +226,7 @@ def canonical_name(name: str) -> str:
     base_name = base_entrant(name)
     if "=" not in base_name:
         return name
-    parts = EntrantParts.parse(base_name)
+    parts = entrant_parts(base_name)
     return SHORT_NAMES.get(parts, parts.name) + name.removeprefix(base_name)
 
 
@@ -261,6 +282,8 @@ def parse_terms(name: str) -> dict[str, float]:
     numbers = {}
     for term in name.split("+")[1:]:
         term_name, _, number = term.partition("=")
+        if term_name in numbers:
+            raise RheoscopeError(Message("{entrant} names {part} twice; name it once", entrant=name, part=term_name))
         if term_name not in (*PENALTIES, *TRAINING_SETTINGS):
             raise RheoscopeError(
                 Message(
@@ -277,6 +300,20 @@ def parse_terms(name: str) -> dict[str, float]:
                 Message("a term after an entrant has the form NAME=NUMBER, got {term!r}", term=term), TERM_EXAMPLE
             ) from error
     return numbers
+
+
+def misplaced_term(name: str) -> RheoscopeError | None:
+    """The error for a penalty or a setting of the training among the parts of an entrant. None for other names.
+
+    >>> str(misplaced_term("scale=unit,residual=0.1").message)
+    "residual is no part of the attention, and follows an entrant after '+'"
+    """
+    terms = [part_name(item) for item in base_entrant(name).split(",")]
+    term = next((term for term in terms if term in (*PENALTIES, *TRAINING_SETTINGS)), None)
+    if term is None:
+        return None
+    message = Message("{term} is no part of the attention, and follows an entrant after '+'", term=term)
+    return RheoscopeError(message, Advice(f'"untied+{term}=0.1"', f"--entrant untied+{term}=0.1"))
 
 
 TERM_EXAMPLE = Advice('"untied+asymmetry=0.1"', "--mechanisms untied+asymmetry=0.1")

@@ -82,7 +82,7 @@ def import_class(file: Path, class_name: str) -> Callable[[Config], nn.Module]:
         ]
         raise RheoscopeError(
             Message(
-                "{file} has no torch.nn.Module named {name}; it has {classes}",
+                "{file} has no torch.nn.Module named {name!r}; it has {classes}",
                 file=str(file),
                 name=class_name,
                 classes=", ".join(classes) or Message("none"),

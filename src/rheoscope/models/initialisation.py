@@ -45,9 +45,9 @@ def check_start(projection: Projection, start: str) -> None:
     if missing := [name for name in STARTED_ROWS[start] if name not in projection.layout]:
         raise RheoscopeError(
             Message(
-                "{projection} has no weights {names} of its own that start could set",
-                projection=type(projection).__name__,
-                names=", ".join(missing),
+                "start={start} sets {names}, which this projection and these values do not have as weights of their own",
+                start=start,
+                names=", ".join(f"W_{name.upper()}" for name in missing),
             ),
             set_fields(start="usual"),
         )
