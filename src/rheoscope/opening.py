@@ -12,6 +12,7 @@ from torch import nn
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.loading_stages import Progress, progress_stage
+from rheoscope.running.matmul_precision import full_float32_products
 from rheoscope.running.runner import RunnableModel
 from rheoscope.running.streamed_weights import BLOCKS_IN_MEMORY, weights_of
 from rheoscope.running.weight_files import default_device, fingerprint
@@ -28,6 +29,7 @@ IN_MEMORY = "memory"
 """The fact `opened_from` of a model that was opened from an object. A command cannot open it."""
 
 
+@full_float32_products()
 def load(
     source: str | Path | Any = None,
     device: str | None = None,
