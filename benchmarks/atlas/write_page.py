@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from scipy.stats import spearmanr
-
 import rheoscope as rs
 from rheoscope.picture.blocks import Lines, Table
 from rheoscope.picture.picture import Picture
 from rheoscope.report.atlas import atlas_picture
 from rheoscope.report.atlas_entry import AtlasEntry, read_entry
 from rheoscope.report.atlas_pictures import curves_picture, heads_picture
-from rheoscope.report.atlas_summary import finding_tables, shared_answers
+from rheoscope.report.atlas_sizes import SizeTrend, size_trends
+from rheoscope.report.atlas_summary import summary_blocks
 from rheoscope.report.atlas_tables import (
-    atlas_tables,
-    cloud_groups,
     cloud_name,
+    cloud_traits,
     compare_with_published,
     query_atlas,
     side_cards,
@@ -29,12 +26,10 @@ from rheoscope.report.card_blocks import claims_of
 from rheoscope.report.card_clouds import claims_by_name
 from rheoscope.report.draw.paper import to_figure
 from rheoscope.report.forest_plot import signed_number
-from rheoscope.statistics.nulls import holm_p_values
+from rheoscope.report.published_tables import finding_tables
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 ENTRIES, PAGE, FIGURES = RESULTS / "atlas", RESULTS / "atlas.md", RESULTS / "figures"
-MIN_MODELS_FOR_SIZE = 6
-"""Fewer models say nothing about size: the smallest two-sided p-value of five ranks is .017."""
 QUERIES = (
     "select claim, answer, count(*) as models from claims group by all order by claim, models desc",
     "select model, cloud, round(avg(operators_symmetry), 3) as symmetry, round(avg(agreement_agreement), 3) as agreement "
@@ -64,6 +59,8 @@ def pictures(entries: Sequence[AtlasEntry]) -> dict[str, Picture]:
 def page_text(entries: Sequence[AtlasEntry]) -> str:
     """The page in Markdown."""
     result = rs.atlas([card for entry in entries for card in side_cards(entry)])
+    traits = cloud_traits(entries)
+    trends = size_trends(result, traits)
     n_clouds, n_types = result.sizes["model"], len({kind for entry in entries for kind in entry.clouds.type})
     parts = [
         f"# The atlas: {len(entries)} models side by side",
@@ -72,8 +69,10 @@ def page_text(entries: Sequence[AtlasEntry]) -> str:
         "models and 8 untrained ones. Models of English read the same 96 passages. Models of reactions and the sorting model read texts of "
         "their own domain. [Cards](../guide/card.md) explains the claims, the intervals and the answers. This page is written by "
         "`python benchmarks/atlas/write_page.py` from the files in `docs/results/atlas`.",
-        lines_text(shared_answers(result, cloud_groups(entries))),
-        size_text(entries),
+        "## What the models have in common\n\nThe number after *all* counts clouds. A sentence needs two models, and both clouds of an "
+        "encoder–decoder are one. Effects are those of the tables below.",
+        *(lines_text(block) for block in summary_blocks(result, traits, trends)),
+        size_text(trends),
         "## The models\n\n" + models_text(entries),
         "## The claims\n\nEffects are in units of the smallest effect of interest. Grey: what random models reach.",
         "![One forest plot per claim](figures/atlas-claims.png)",
@@ -97,32 +96,17 @@ def page_text(entries: Sequence[AtlasEntry]) -> str:
 
 
 def lines_text(block: Lines) -> str:
-    return f"## {block.heading}\n\n" + "\n".join(f"- {line}." for line in block.lines)
+    return f"### {block.heading}\n\n" + "\n".join(f"- {line}." for line in block.lines)
 
 
-def size_text(entries: Sequence[AtlasEntry]) -> str:
-    """The rank correlation of each effect with the number of parameters, over the clouds that have the claim."""
-    tables = atlas_tables(entries)
-    rows = tables["claims"].merge(tables["models"][["model", "cloud", "parameters"]], on=["model", "cloud"])
-    groups = {name: group for name, group in rows.groupby("claim", sort=False) if len(group) >= MIN_MODELS_FOR_SIZE}
-    if not groups:
+def size_text(trends: Sequence[SizeTrend]) -> str:
+    """The rank correlation of each effect with the number of parameters."""
+    if not trends:
         return ""
-    tests = {name: spearmanr(group.parameters, group.estimate) for name, group in groups.items()}
-    adjusted = holm_p_values(torch.tensor([float(test.pvalue) for test in tests.values()])).tolist()
-    lines = [
-        f"| {name} | {tests[name].statistic:+.2f} | {len(groups[name])} | {p:.2f} |"
-        for name, p in zip(groups, adjusted, strict=True)
-    ]
-    return "\n".join(
-        [
-            "## With size",
-            "",
-            "Spearman's rank correlation of the effect with the number of parameters. p is adjusted over the claims (Holm).",
-            "",
-            "| claim | ρ | clouds | p |",
-            "|---|---|---|---|",
-            *lines,
-        ]
+    rows = [[trend.claim.name, f"{trend.rho:+.2f}", str(trend.n_models), f"{trend.p_value:.2f}"] for trend in trends]
+    return (
+        "Spearman's rank correlation of the effect with the number of parameters, over models. An encoder–decoder counts once, with the "
+        f"mean of its clouds. p is adjusted over the claims (Holm).\n\n{markdown_table(['claim', 'ρ', 'models', 'p'], rows)}"
     )
 
 

@@ -13,14 +13,16 @@ from rheoscope.picture.blocks import Block, Cell, Drawing, Table
 from rheoscope.report.atlas import atlas, atlas_blocks, atlas_table
 from rheoscope.report.atlas_entry import AtlasEntry, atlas_entry, entry_name
 from rheoscope.report.atlas_pictures import curves_picture, heads_picture
-from rheoscope.report.atlas_summary import finding_tables, shared_answers
-from rheoscope.report.atlas_tables import cloud_groups, compare_with_published, query_atlas, side_cards
+from rheoscope.report.atlas_sizes import size_trends
+from rheoscope.report.atlas_summary import summary_blocks
+from rheoscope.report.atlas_tables import cloud_traits, compare_with_published, query_atlas, side_cards
 from rheoscope.report.card import card, prepare_texts
 from rheoscope.report.card_measurements import OnTask
 from rheoscope.report.card_texts import for_model
 from rheoscope.report.console import console
 from rheoscope.report.page import Page
 from rheoscope.report.progress_bars import progress_bar
+from rheoscope.report.published_tables import finding_tables
 from rheoscope.report.report_page import add_blocks
 from rheoscope.report.run_report import OutputFiles, write_files
 from rheoscope.report.terminal import Terminal
@@ -105,8 +107,9 @@ def entry_blocks(entries: Sequence[AtlasEntry], result: "xarray.Dataset") -> lis
     """What stored models add to the atlas: what they have in common, published findings, curves over the layers and all heads."""
     if not entries:
         return []
-    groups = cloud_groups(entries)
-    common = [shared_answers(result, groups)] if set(groups) == set(result.model.values) else []
+    traits = cloud_traits(entries)
+    has_all = set(traits) == set(map(str, result.model.values))
+    common = summary_blocks(result, traits, size_trends(result, traits)) if has_all else []
     drawings = [Drawing(curves_picture(entries)), Drawing(heads_picture(entries))]
     return [*common, *finding_tables(compare_with_published(entries)), *drawings]
 

@@ -1,6 +1,7 @@
 """The tables of stored models: one row per cloud, claim, place of a curve or head, and SQL over all of them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rheoscope.catalogue import published_findings
@@ -84,18 +85,34 @@ def query_atlas(entries: Sequence[AtlasEntry], sql: str) -> "pandas.DataFrame":
 
 
 def cloud_curves(entry: AtlasEntry) -> Mapping[str, ModelCurves]:
-    """The facts and curves of every cloud of a model, by the name of the cloud."""
+    """The facts, curves and heads of every cloud of a model, by the name of the cloud."""
     facts: list[dict[str, Any]] = entry.clouds.to_dict("records")
     return {
-        cloud_name(entry.model, row[CLOUD]): ModelCurves(row, entry.curves[entry.curves[CLOUD] == row[CLOUD]])
+        cloud_name(entry.model, row[CLOUD]): ModelCurves(
+            row, *(table[table[CLOUD] == row[CLOUD]] for table in (entry.curves, entry.heads))
+        )
         for row in facts
     }
 
 
-def cloud_groups(entries: Sequence[AtlasEntry]) -> dict[str, str]:
-    """Whether each cloud is causal or bidirectional, by its name."""
+@dataclass(frozen=True)
+class CloudTraits:
+    """The properties of a cloud's model that may explain its answers. An encoder–decoder has two clouds with the same `model`."""
+
+    model: str
+    is_causal: bool
+    is_post_norm: bool
+    parameters: int
+
+
+def cloud_traits(entries: Sequence[AtlasEntry]) -> dict[str, CloudTraits]:
+    """The traits of every cloud by its name."""
     return {
-        name: Message("causal") if curves.facts["is_causal"] else Message("bidirectional")
+        name: CloudTraits(
+            entry.model,
+            *(bool(curves.facts[fact]) for fact in ("is_causal", "is_post_norm")),
+            int(curves.facts["parameters"]),
+        )
         for entry in entries
         for name, curves in cloud_curves(entry).items()
     }

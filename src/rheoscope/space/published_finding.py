@@ -17,10 +17,11 @@ CLEAR_DIFFERENCE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class ModelCurves:
-    """What the atlas stores about one cloud of a model: facts about it, and curves over its depth (`layer_tables`)."""
+    """What the atlas stores about one cloud of a model: facts about it, curves over its depth and its heads (`layer_tables`)."""
 
     facts: Mapping[str, Any]
     curves: "pandas.DataFrame"
+    heads: "pandas.DataFrame"
 
     def curve(self, field: str) -> "pandas.DataFrame":
         """The rows of one field that have a value, in the order of the stream. Without rows where the model does not have it."""
@@ -47,9 +48,9 @@ def is_below(curve: "pandas.DataFrame", first: int, second: int) -> bool:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether a model agrees with a finding, and the numbers behind it."""
+    """Whether a model agrees with a finding, and the numbers behind it. None: the finding predicts nothing for this model."""
 
-    agrees: bool
+    agrees: bool | None
     numbers: Message
 
 
