@@ -42,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "agreement": {"draws": 2},
     "attention_patching": {"target": " on", "etas": (0.1, -0.1, 0.0)},
     "boundary": {"layers": [0, 4], "iterations": 3},
+    "circuit": {"edges": 2, "tries": 4, "draws": 1},
     "charts": {"n_neighbours": 3, "draws": 2},
     "composition": {"top": 4},
     "decay": {"heads": EVERY_HEAD_OF[3], "M": "symmetric"},
