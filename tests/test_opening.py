@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rheoscope as rs
+from rheoscope.messages.catalogue import translate
 from tests.models import cases as ours
 from tests.pretrained.cases import KINDS, WITH_LOGITS, distance, gap, model, network, saved, text, tokenizer, traced
 
@@ -61,6 +62,7 @@ def test_seed_chooses_the_initial_weights(name: str, tmp_path: Path) -> None:
     """As the family initialises: sd from the config, norms at 1; the name marks the control."""
     first, second = (rs.load(saved(name, tmp_path), untrained=True, seed=seed) for seed in (0, 5))
     assert first.view.facts["weights"] == rs.load(network(name), untrained=True).view.facts["weights"]
+    assert translate(first.view.facts["model"], "zh") == "默认模型，未训练（种子 0）"
     assert first.view.facts["weights"] != second.view.facts["weights"]
     assert second.view.facts["weights"] == rs.load(network(name), untrained=True, seed=5).view.facts["weights"]
     assert second.view.facts["model"] == f"{tmp_path}, untrained (seed 5)"

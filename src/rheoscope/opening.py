@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from rheoscope.messages.advice import Advice, use
-from rheoscope.messages.message import Message
+from rheoscope.messages.message import Message, Verbatim
 from rheoscope.running.loading_stages import Progress, progress_stage
 from rheoscope.running.matmul_precision import full_float32_products
 from rheoscope.running.runner import RunnableModel
@@ -150,7 +150,8 @@ def _initial_seed(untrained: bool, seed: int) -> int | None:
 
 def _display_name(name: str, initial_seed: int | None) -> str:
     """The name of a model. An untrained control is marked as such."""
-    return name if initial_seed is None else f"{name}, untrained (seed {initial_seed})"
+    shown = name if isinstance(name, Message) else Verbatim(name)
+    return shown if initial_seed is None else Message("{name}, untrained (seed {seed})", name=shown, seed=initial_seed)
 
 
 def is_own_model(source: Any) -> bool:
@@ -186,7 +187,7 @@ def _load_native(
         name = type(source).__name__
     else:
         network, loaded_tokenizer = load_network(source, device, dtype, initial_seed, read_progress)
-        name = "the default model" if source == DEFAULT_MODEL else str(source)
+        name = Message("the default model") if source == DEFAULT_MODEL else str(source)
     model = describe_model(network, tokenizer or loaded_tokenizer, _display_name(name, initial_seed), hash_progress)
     certified_model = model.with_certificate(certify(model))
     proof_progress(1, 1)

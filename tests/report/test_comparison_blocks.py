@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import xarray as xr
 
 import rheoscope as rs
+from rheoscope.messages.catalogue import translate
+from rheoscope.messages.message import Message
 from rheoscope.picture.blocks import Drawing, Lines, Table
 from rheoscope.report.compare_models import build_page
-from rheoscope.report.comparison_blocks import comparison_blocks
+from rheoscope.report.comparison_blocks import comparison_blocks, title
 from tests.cases import model
 from tests.model_comparison.changed_models import TEXTS, changed, deep_llama
 from tests.report.cases import check_all_renderers
@@ -91,3 +94,9 @@ def test_the_page_has_both_names_and_the_numbers() -> None:
     assert "L1.H2" in page
     assert "Origin of the numbers" in page
     assert "<svg" in page
+
+
+def test_the_untrained_control_has_a_name_in_every_language() -> None:
+    name = Message("{name}, untrained (seed {seed})", name=Message("the default model"), seed=0)
+    dataset = xr.Dataset(attrs={"model_first": name, "model_second": "the default model"})
+    assert translate(title(dataset), "zh") == "默认模型，未训练（种子 0） 与 the default model"

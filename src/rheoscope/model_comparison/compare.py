@@ -278,10 +278,15 @@ def used_coordinates(coords: Values, values: Values) -> Values:
     }
 
 
+def _text(fact: Any) -> str:
+    """A fact as text. A message keeps its template, so that it can be translated."""
+    return fact if isinstance(fact, str) else str(fact)
+
+
 def provenance(views: tuple[View, View], shared: SharedParts, reasons: list[str], n_texts: int) -> dict[str, Any]:
     """Both models, how their heads correspond, and why some views are missing."""
     sides = {
-        f"{name}_{side}": str(view.facts[name])
+        f"{name}_{side}": _text(view.facts[name])
         for side, view in zip(("first", "second"), views, strict=True)
         for name in ("model", "weights", "certificate")
         if name in view.facts

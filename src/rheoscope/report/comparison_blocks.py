@@ -58,7 +58,8 @@ def title(dataset: "xarray.Dataset") -> Message:
 
 def model_name(dataset: "xarray.Dataset", side: str) -> str:
     """The name of a model. Two models of the same name are numbered."""
-    name = Verbatim(dataset.attrs[f"model_{side}"])
+    recorded = dataset.attrs[f"model_{side}"]
+    name = recorded if isinstance(recorded, Message) else Verbatim(recorded)
     if dataset.attrs["model_first"] != dataset.attrs["model_second"]:
         return name
     return Message("{model} (1)", model=name) if side == "first" else Message("{model} (2)", model=name)
