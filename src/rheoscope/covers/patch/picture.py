@@ -1,5 +1,6 @@
 """The picture of patching: effects of points, of MLP updates, and of heads through their weights and their values."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,7 @@ def picture(dataset: "xarray.Dataset", types: "xarray.Dataset | None" = None) ->
         (
             token_map(restored, "stream", Message("Stream"), step_names(dataset.step.values)),
             token_map(restored, "mlp", Message("MLP updates"), layers),
-            *(effect_head_map(dataset, name, title, types) for name, title in HEAD_TITLES.items()),
+            *effect_head_maps(dataset, HEAD_TITLES, types),
             token_map(
                 restored, "head_token", Message("Head outputs at one token"), list(map(str, dataset.strong_head.values))
             ),
@@ -59,15 +60,20 @@ def token_map(restored: "xarray.Dataset", name: str, title: Message, rows: list[
     return Panel(title, restored[name].attrs["definition"], (cells,), x_axis, y_axis, columns=3, height=height)
 
 
-def effect_head_map(dataset: "xarray.Dataset", name: str, title: Message, types: "xarray.Dataset | None") -> Panel:
-    """One cell per head; both directions are in its tooltip. The three maps share a scale."""
-    strongest = max(float(np.nanmax(np.abs(dataset[part].values), initial=0.0)) for part in HEAD_TITLES)
-    return head_map(
-        title,
-        dataset[name].attrs["definition"],
-        dataset[name].sel(direction="restore").values,
-        (-max(strongest, 1e-30), max(strongest, 1e-30)),
-        tip_values={Message("disrupt"): dataset[name].sel(direction="disrupt").values},
-        types=types,
-        name=Message("effect"),
-    )
+def effect_head_maps(
+    dataset: "xarray.Dataset", titles: Mapping[str, Message], types: "xarray.Dataset | None"
+) -> list[Panel]:
+    """One map per field, with one cell per head; both directions are in its tooltip. The maps share a scale."""
+    strongest = max(float(np.nanmax(np.abs(dataset[name].values), initial=1e-30)) for name in titles)
+    return [
+        head_map(
+            title,
+            dataset[name].attrs["definition"],
+            dataset[name].sel(direction="restore").values,
+            (-strongest, strongest),
+            tip_values={Message("disrupt"): dataset[name].sel(direction="disrupt").values},
+            types=types,
+            name=Message("effect"),
+        )
+        for name, title in titles.items()
+    ]
