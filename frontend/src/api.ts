@@ -390,6 +390,18 @@ export class Client {
     return result
   }
 
+  /** Follows the computation of an analysis: the listener receives its finished share. Returns a function that stops. */
+  analysisProgress(id: string, name: string, settings: Record<string, string>, onShare: (share: number) => void): () => void {
+    const stream = new EventSource(`./api/traces/${id}/analyses/${name}/progress?${new URLSearchParams(settings)}`)
+    const close = () => stream.close()
+    stream.addEventListener('progress', (event) => {
+      const { done, total } = JSON.parse((event as MessageEvent).data)
+      onShare(done / total)
+    })
+    for (const last of ['done', 'cancelled', 'error']) stream.addEventListener(last, close)
+    return close
+  }
+
   /** The numbers of an analysis as the tables that the terminal prints. */
   tables = (id: string, name: string, settings: Record<string, string> = {}) => this.json<AnalysisTables>(`api/traces/${id}/analyses/${name}/tables`, settings)
 

@@ -73,6 +73,23 @@ def test_words_may_be_strings_or_token_ids() -> None:
         rs.relatedness(default(), {"a": ["dog", "cat"]})
 
 
+def test_progress_covers_the_null() -> None:
+    """The null and the groups take most of the time, so the points alone are not the whole progress."""
+    calls: list[tuple[int, int]] = []
+    groups = {"animals": ["dog", "cat"], "tools": ["axe", "saw"]}
+    rs.relatedness(
+        double("gpt2"),
+        {name: [[1, 2], [3]] for name in groups},
+        [[1], [2]],
+        draws=5,
+        progress=lambda *call: calls.append(call),
+    )
+    assert calls[:2] == [(1, 6), (2, 6)]
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert calls[-1] == (6, 6)
+    assert len(calls) > 3
+
+
 def test_default_list_has_209_groups_of_six() -> None:
     rows = read_tsv_rows(DEFAULT_WORDS_FILE, ("group", "word"), ("count",))
     sizes = torch.tensor([[row["group"] for row in rows].count(group) for group in {row["group"] for row in rows}])

@@ -166,6 +166,16 @@ def test_an_analysis_can_be_started_and_followed(client: TestClient, trace: str)
     assert client.get(path).status_code == 200
 
 
+def test_the_progress_of_an_analysis_is_streamed(client: TestClient, trace: str) -> None:
+    path = f"/api/traces/{trace}/analyses/trajectory"
+    events = parse_events(client.get(f"{path}/progress?draws=7").text)
+    assert [name for name, _ in events][-2:] == ["known", "done"]
+    shares = [json.loads(data) for name, data in events if name == "progress"]
+    assert shares
+    assert all(0 <= share["done"] <= share["total"] for share in shares)
+    assert parse_events(client.get(f"{path}/progress?draws=7").text) == [("done", "{}")]  # the result is cached
+
+
 @pytest.mark.parametrize("kind", ["weights", "scores", "reversed"])
 def test_maps_of_a_head_equal_the_trace(client: TestClient, trace: str, kind: str) -> None:
     header, envelope = arrays(client, f"/api/traces/{trace}/weights/1/2", kind=kind)

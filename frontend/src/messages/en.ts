@@ -180,6 +180,7 @@ export const en = {
   compute: 'Compute',
   compute_help: '{name} takes long, so it runs only on request.',
   computing: 'Computing {name}…',
+  computing_share: 'Computing {name}: {percent} %',
   retry: 'Retry',
   numbers: 'Numbers',
   titled_sentence: '{title}: {sentence}.',

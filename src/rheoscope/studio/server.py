@@ -35,7 +35,7 @@ from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
 from rheoscope.studio.features import features_of
-from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, MissingError
+from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, JobQueue, MissingError
 from rheoscope.studio.page_files import PageFiles
 from rheoscope.studio.projected_points import DEFAULT_AXES, DEFAULT_PROJECTION
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
@@ -120,6 +120,21 @@ async def followed_events(job: Job) -> AsyncIterator[bytes]:
     with job.followed():
         async for data in event_stream(job.log):
             yield data
+
+
+async def held_events(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
+    """The events of a job, which runs as long as a client holds it; this stream is one."""
+    holder_id = queue.add_holder(job)
+    try:
+        async for data in followed_events(job):
+            yield data
+    finally:
+        queue.release(holder_id)
+
+
+async def no_events() -> AsyncIterator[bytes]:
+    """The stream of work that is done already."""
+    yield b"event: done\ndata: {}\n\n"
 
 
 async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
@@ -328,6 +343,14 @@ async def start_analysis(studio: StudioState, trace: str, name: str, request: Re
     entry = await studio.get_entry(trace)
     outcome = await asyncio.to_thread(studio.session.result_or_job, entry, name, dict(request.query_params))
     return json_response({"job": studio.session.queue.add_holder(outcome) if isinstance(outcome, Job) else None})
+
+
+@router.get("/traces/{trace}/analyses/{name}/progress")
+async def stream_analysis_progress(studio: StudioState, trace: str, name: str, request: Request) -> Response:
+    """The progress of an analysis, which is computed while it is followed or its result is awaited."""
+    entry = await studio.get_entry(trace)
+    outcome = await asyncio.to_thread(studio.session.result_or_job, entry, name, dict(request.query_params))
+    return event_response(held_events(studio.session.queue, outcome) if isinstance(outcome, Job) else no_events())
 
 
 # One head, one token

@@ -1,7 +1,7 @@
 """Word relatedness: whether words of one group are close, controlling for frequency, length and spelling."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rheoscope.attention.lower.block_size import block_numel
-from rheoscope.flow.occurrences import occurrences
+from rheoscope.flow.occurrences import OnProgress, occurrences
 from rheoscope.flow.word_lists import read_tsv_rows
 from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
@@ -40,7 +40,13 @@ CARRIERS = (
     "On a small piece of paper she had written",
 )
 """Sentence beginnings that fit any word, so that only the word differs."""
+NULL_WORK = 2
+"""The work of the null and of the groups, in units of that of the points."""
 EXAMPLE = Advice("word_list={'animals': ['dog', 'cat'], 'tools': ['axe', 'saw']}")
+
+
+def _ignore(done: int, total: int) -> None:
+    """The progress that nobody follows."""
 
 
 def relatedness(
@@ -51,7 +57,7 @@ def relatedness(
     draws: Draws = 1000,
     seed: Seed = 0,
     control: Model | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> "xarray.Dataset":
     """Do distances between words reflect their meaning?
 
@@ -84,13 +90,17 @@ def relatedness(
     """
     words = default_word_list() if word_list is None else _read_word_list(word_list)
     words = _check_word_list(words, carrier_sentences)
-    model_distances = word_distances(model, words, carrier_sentences, space, progress)
+    n_carriers = len(carrier_sentences)
+    total = (1 + NULL_WORK) * n_carriers
+    on_progress = progress or _ignore
+    model_distances = word_distances(model, words, carrier_sentences, space, lambda done, _: on_progress(done, total))
     values = kernel(
         model_distances.mean_distances,
         words.group_index,
         words.confounders(model_distances.token_counts),
         draws,
         seed,
+        lambda done, of: on_progress(n_carriers + NULL_WORK * n_carriers * done // of, total),
     )
     low, high = bootstrap_t_interval(values["same_group_nearer_by_group"], seed=seed)
     values |= {"same_group_nearer_low": low, "same_group_nearer_high": high}
@@ -198,7 +208,7 @@ def word_distances(
     word_list: WordList,
     carriers: Sequence[Text],
     space: str,
-    progress: Callable[[int, int], None] | None,
+    progress: OnProgress | None,
     selected_points: Sequence[int] | slice = slice(None),
 ) -> WordDistances:
     """The mean distances over carriers of all pairs of words, at the selected points: the embedding and after every layer."""
@@ -244,17 +254,21 @@ def kernel(
     confounders: Float[Tensor, "c n"],
     draws: int,
     seed: int,
+    progress: OnProgress = _ignore,
 ) -> dict[str, Tensor]:
     """Partial correlation of closeness with the groups, its permutation null, and the share of closer same-group pairs."""
     nearness, basis = residual_ranks(-pair_distances, confounders)
     orders = torch.cat([torch.arange(len(group_index))[None], random_permutations(len(group_index), draws, seed)])
     chunks = orders.split(max(1, block_numel(group_index.device) // len(group_index) ** 2))  # limits memory
-    correlations = torch.cat(
-        [partial_correlation(nearness, basis, same_group_indicator(group_index[chunk])) for chunk in chunks]
-    )
-    by_group = torch.stack(
-        [nearer_fraction(nearness, group_index == index) for index in range(int(group_index.max()) + 1)], -1
-    )
+    n_groups, parts = int(group_index.max()) + 1, list[Tensor]()
+    total = len(chunks) + n_groups
+    for chunk in chunks:
+        parts.append(partial_correlation(nearness, basis, same_group_indicator(group_index[chunk])))
+        progress(len(parts), total)
+    for index in range(n_groups):
+        parts.append(nearer_fraction(nearness, group_index == index))
+        progress(len(parts), total)
+    correlations, by_group = torch.cat(parts[: len(chunks)]), torch.stack(parts[len(chunks) :], -1)
     observed, null = correlations[0], correlations[1:]
     values = {
         "correlation": observed,
