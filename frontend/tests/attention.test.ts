@@ -46,7 +46,7 @@ describe('maps with token names', () => {
     })
     const canvas = { getContext: () => context } as unknown as HTMLCanvasElement
     const cells = { values: Float32Array.of(1, NaN, 0.25, 0.5), rows: ['a', 'b'], columns: ['c', 'd'], row: 1, column: 0 }
-    drawNamedMap(canvas, cells, { cell: 20, labels: 30, width: 116, height: 116 }, { low: 0, high: 0.5, isRounding: false }, 2, LIGHT)
+    drawNamedMap(canvas, cells, { cell: 20, labels: 30, width: 116, height: 116 }, { low: 0, high: 0.5, isRounding: false, isZero: false }, 2, LIGHT)
     expect(names).toEqual(['a', 'b', 'c', 'd'])
     expect(rectangles.slice(4).map(([, , width, height]) => [width, height])).toEqual([[18, 20], [18, 40], [40, 18], [20, 18]])
     expect([canvas.width, canvas.height]).toEqual([232, 232])

@@ -56,6 +56,7 @@ it('makes a scale symmetric if some values are negative', () => {
   expect(colourScale([Float32Array.of(-1, 3, NaN)])).toEqual({ low: -3, high: 3, centre: 0, isRounding: false })
   expect(colourScale([Float32Array.of(1, 3)])).toEqual({ low: 0, high: 3, centre: 0, isRounding: false })
   expect(weightsScale(Float32Array.of(0, 0.5, -0.25)).low).toBeLessThan(0)
+  expect([weightsScale(Float32Array.of(0, NaN)).isZero, weightsScale(Float32Array.of(0, 0.5)).isZero]).toEqual([true, false])
 })
 
 it('finds a cell of the scrolled lattice', () => {

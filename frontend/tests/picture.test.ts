@@ -67,6 +67,12 @@ describe('a panel', () => {
     expect(target.text).toContain('1')
     expect(positionSelection(renderPanel(map, PLAIN), 0, 1)).toMatchObject({ layer: 1, head: 0 })
   })
+  it('shows the names of bars whole on a phone', () => {
+    const names = ['heads, from the prompt', 'heads, from the answer', 'biases and norms']
+    const bars = barPanel('', names.map((name, index) => ({ name, value: index })), 'logits')
+    const shown = new Frame(renderPanel(bars, PLAIN), 326, 150).ticks('y').map(({ text }) => text)
+    expect(shown.sort()).toEqual([...names].sort())
+  })
   it('finds a line with a tip within reach only', () => {
     const path: Line = { ...makeLine('3 ·sea', [0, 1]), tip: 'sea' }
     const frame = new Frame(renderPanel(makePanel('', [path]), PLAIN), 300, 200)

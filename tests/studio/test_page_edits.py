@@ -68,3 +68,13 @@ def test_a_head_is_silenced_with_one_tap_on_a_phone(studio: tuple[Session, str],
         page.get_by_role("button", name="Silence L1.H0").wait_for()
         assert "1.0.both.ablate" not in page.url
         assert errors == []
+
+
+def test_a_silenced_head_says_why_its_maps_are_empty(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#layer=0&head=0&edits=0.0.both.ablate&text={quote(TEXT)}")
+        wait_for_cloud(page)
+        page.get_by_text("The edits do not change the attention weights of this head.").wait_for()
+        page.get_by_text("No score of this head changes the loss").wait_for()
+        assert page.locator("#panel figure canvas").count() == 2  # the weights, and the images of the head
+        assert errors == []

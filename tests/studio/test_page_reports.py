@@ -17,7 +17,7 @@ from rheoscope.studio.training_runs import TrainingRuns
 from tests.studio import test_page
 from tests.studio.cases import TEXT
 from tests.studio.run_folders import write_race, write_training_run
-from tests.studio.test_page import AXE, open_page, serve_studio, wait_for_url, wait_until
+from tests.studio.test_page import AXE, open_page, serve_studio, wait_for_cloud, wait_for_url, wait_until
 from tests.studio.test_page_layout import CUT_TEXT, SIZES, open_all_details
 
 pytestmark = test_page.pytestmark
@@ -162,4 +162,28 @@ def test_the_story_ends_with_the_card_and_its_command_can_be_copied(studio: tupl
         line.locator(".row-button").click()
         wait_for_url(page, "view=card")
         assert page.locator("#panel code").inner_text() == command
+        assert errors == []
+
+
+def test_definitions_translate_the_messages_of_a_result(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.goto(f"{studio[1]}#language=zh&view=energy")
+        wait_for_cloud(page)
+        page.locator("#panel details.definitions summary").click()
+        provenance = page.locator("#panel details.definitions p").inner_text()
+        assert "出现任何一个的概率为 5" in provenance
+        assert "template" not in provenance
+        assert errors == []
+
+
+def test_a_slow_analysis_shows_its_finished_share(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        progress = 'event: progress\ndata: {"name": "composition", "done": 1, "total": 4}\n\n'
+        page.route("**/progress?*", lambda route: route.fulfill(body=progress, content_type="text/event-stream"))
+        page.route("**/analyses/composition", lambda route: None)  # its result does not arrive
+        page.goto(f"{studio[1]}#view=composition")
+        wait_for_cloud(page)
+        page.locator("p.ask button").click()
+        page.get_by_text("Computing composition: 25 %").wait_for()
+        page.unroute_all(behavior="ignoreErrors")
         assert errors == []

@@ -180,3 +180,8 @@ export interface Scene {
   comparisonTokens: number
   axes: string[]
 }
+
+/** Everything that a cloud without a prediction, edits or a selection does not show. */
+export const PLAIN_SCENE: Pick<Scene, 'isShown' | 'highlighted' | 'star' | 'starLabel' | 'predicting' | 'pathWords' | 'arcs' | 'arrows' | 'ghostPath' | 'comparison' | 'comparisonTokens' | 'axes'> = {
+  isShown: () => true, highlighted: new Set(), star: null, starLabel: '', predicting: null, pathWords: [], arcs: [], arrows: [], ghostPath: null, comparison: null, comparisonTokens: 0, axes: [],
+}

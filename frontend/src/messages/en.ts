@@ -392,6 +392,8 @@ export const en = {
   findings: 'Significant findings',
   is_weights: 'Attention weight: the fraction of a query’s attention that a key receives. Each row sums to 1.',
   is_reversed: 'Gradient of the loss of the predicted token with respect to the scores (reversed attention). Negative: more attention lowers the loss.',
+  no_difference: 'The edits do not change the attention weights of this head. They change what heads write.',
+  no_gradient: 'No score of this head changes the loss, so the gradient is 0. A silenced head writes its mean over the text, whatever it reads.',
   is_difference: 'Attention weight after the edits minus before.',
   probability: 'probability',
   probability_help: 'Probability of the next token after the last one, from 0 to 1.',

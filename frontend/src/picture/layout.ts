@@ -10,6 +10,8 @@ export const TOP = 10
 export const RIGHT = 12
 export const BOTTOM = 36
 export const LETTER_WIDTH = 6.2
+/** A narrower panel, such as that of a phone, leaves more of its width to the names of rows. */
+const NARROW = 420
 /** Names of rows have more room than names of columns. */
 const MAX_NAME_LETTERS = { x: 20, y: 34 }
 
@@ -23,7 +25,7 @@ export class Frame {
   readonly xs: Range
   readonly ys: Range
   constructor(readonly panel: RenderedPanel, readonly width: number, readonly height: number, zoom: Zoom | null = null) {
-    this.left = Math.min(leftMargin(panel), width * 0.4)
+    this.left = Math.min(leftMargin(panel), width * (width < NARROW ? 0.5 : 0.4))
     this.isMap = isMap(panel)
     let [xs, ys] = [axisRange(panel, 'x'), axisRange(panel, 'y')]
     if (panel.equal) [xs, ys] = withEqualUnits(xs, ys, width - this.left - RIGHT, height - TOP - BOTTOM)

@@ -2,14 +2,14 @@
 
 import { smallestRange } from '../picture/scale'
 
-export interface Scale { low: number; high: number; /** All values are zero up to rounding. */ isRounding: boolean }
+export interface Scale { low: number; high: number; /** All values are zero up to rounding. */ isRounding: boolean; /** All values are zero. */ isZero: boolean }
 
 /** Colour range of a map: up to the 99.5th percentile of its nonzero values, symmetric if some are negative. */
 export function weightsScale(values: Float32Array): Scale {
   const nonzero = values.filter((value) => Number.isFinite(value) && value !== 0).map(Math.abs).sort()
   const size = nonzero[Math.floor((nonzero.length - 1) * 0.995)] || 1
   const high = Math.max(size, smallestRange())
-  return { low: values.some((value) => value < 0) ? -high : 0, high, isRounding: size < high }
+  return { low: values.some((value) => value < 0) ? -high : 0, high, isRounding: size < high, isZero: nonzero.length === 0 }
 }
 
 export interface WeightedToken { token: number; value: number }
