@@ -43,8 +43,9 @@ def test_generated_words_and_the_names_of_bars_are_not_cut(studio: tuple[Session
         wait_for_cloud(page)
         page.locator("#panel input[type=number]").first.fill("6")
         page.locator("#panel button.go").click()
+        wait_until(page, lambda: page.locator("#panel button.token").count() == 6)
+        page.locator("#panel button.go").wait_for()  # generation has ended
         page.get_by_text("heads, from the prompt").wait_for()  # the whole answer is attributed
-        assert page.locator("#panel button.token").count() == 6
         assert page.evaluate(CUT_TEXT) == []
         page.locator("#panel button.token").nth(1).click()
         page.get_by_role("heading", name="Logit lens").wait_for()
