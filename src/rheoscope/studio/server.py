@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import StreamingResponse
 
 from rheoscope import __version__
 from rheoscope.catalogue import ANALYSIS_MODULES
@@ -34,8 +32,9 @@ from rheoscope.studio import (
 from rheoscope.studio.content_ids import UNTRAINED_SUFFIX
 from rheoscope.studio.corpus import LiveCorpusRun
 from rheoscope.studio.csv_download import dataset_to_csv
+from rheoscope.studio.event_streams import event_response, event_stream, followed_events, held_events, no_events
 from rheoscope.studio.features import features_of
-from rheoscope.studio.jobs import BusyError, CancelledError, EventLog, Job, JobQueue, MissingError
+from rheoscope.studio.jobs import BusyError, CancelledError, Job, MissingError
 from rheoscope.studio.page_files import PageFiles
 from rheoscope.studio.projected_points import DEFAULT_AXES, DEFAULT_PROJECTION
 from rheoscope.studio.request_bodies import Index, NewTraceBody, OpenModelBody, QueryKeyBody, SourceBody, TokenIds
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 MIN_COMPRESSED_BYTES = 1000
 """Responses below this size are not compressed, nor are event streams, whose events must not wait for each other."""
-KEEP_ALIVE_SECONDS = 15.0
-"""Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 
 
 router = APIRouter(prefix="/api")
@@ -113,52 +110,6 @@ def install_error_handlers(app: FastAPI) -> None:
             "internal error ({kind}); the terminal of the server shows details", kind=type(error).__name__
         )
         return json_response({"error": problem}, 500)
-
-
-async def followed_events(job: Job) -> AsyncIterator[bytes]:
-    """The events of a job, which its client follows as long as the stream is open."""
-    with job.followed():
-        async for data in event_stream(job.log):
-            yield data
-
-
-async def held_events(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
-    """The events of a job, which runs as long as a client holds it; this stream is one."""
-    holder_id = queue.add_holder(job)
-    try:
-        async for data in followed_events(job):
-            yield data
-    finally:
-        queue.release(holder_id)
-
-
-async def no_events() -> AsyncIterator[bytes]:
-    """The stream of work that is done already."""
-    yield b"event: done\ndata: {}\n\n"
-
-
-async def event_stream(log: EventLog) -> AsyncIterator[bytes]:
-    """The events of a job as server-sent events."""
-    event_iterator = log.listen()
-    next_event: asyncio.Task[Any] | None = None
-    try:
-        while True:
-            next_event = next_event or asyncio.ensure_future(anext(event_iterator, None))
-            done, _ = await asyncio.wait([next_event], timeout=KEEP_ALIVE_SECONDS)
-            if not done:
-                yield b": still here\n\n"
-                continue
-            event, next_event = next_event.result(), None
-            if event is None:
-                return
-            yield b"event: " + event[0].encode() + b"\ndata: " + wire.encode_json(event[1]) + b"\n\n"
-    finally:
-        if next_event is not None:
-            next_event.cancel()
-
-
-def event_response(events: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 # Models
