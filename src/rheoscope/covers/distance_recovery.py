@@ -1,7 +1,8 @@
 """How well images of the tokens preserve their distances, text by text, for the heads and for rotated heads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,8 +10,8 @@ from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
 from rheoscope.covers.distortion.analysis import OperatorImage, images_of_operators
-from rheoscope.covers.layer_inputs import BatchLayerInput, read_batch_layers
-from rheoscope.space.claim import ClaimSample, Measured
+from rheoscope.covers.layer_inputs import read_batch_layer
+from rheoscope.space.claim import ClaimSample, Measured, measure_or_refuse
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.head import Heads
 from rheoscope.space.layer_rotations import layer_rotations
@@ -27,32 +28,29 @@ TEXTS_PER_GROUP = {"cpu": 1, "cuda": 24}
 Cloud = Float[Tensor, "*t n d"]
 ImageClouds = Callable[[Cloud, list[OperatorImage]], Float[Tensor, "*t c n e"]]
 """The clouds that are compared with the tokens, from the tokens and the images of a layer's heads."""
+GroupCorrelations = Callable[[Float[Tensor, "t n d"], Bool[Tensor, "t n"]], Float[Tensor, "models t"]]
+"""The correlations of a group of texts, from its clouds and its tokens."""
 
 
 def measure_distances(sample: ClaimSample, image_clouds: ImageClouds) -> Measured:
-    """The correlation of distances, mean over images and layers, for every text and every rotation of the heads."""
+    """The correlation of distances, mean over images and layers, for every text and every rotation of the heads.
+
+    The images of a layer are measured on all texts before those of the next layer are read: together they are larger than the
+    weights.
+    """
     view = sample.model.view
-    head_images = list(view.map_layers(images_from_cpu))
     rotations = layer_rotations(
         view, sample.draws, Generator().manual_seed(sample.seed), sample.batches[0].points.device
     )
-
-    def measure_layer(layer_input: BatchLayerInput, groups: list[TextGroup]) -> Float[Tensor, "models t"]:
-        def correlations(group: TextGroup) -> Float[Tensor, "models t"]:
-            clouds, layer = group.take(layer_input.x_hat), layer_input.layer
-            return image_correlations(rotations[layer], head_images[layer], image_clouds, clouds, group.is_token)
-
-        values = map_on_cores(correlations, groups) if layer_input.x.device.type == "cpu" else map(correlations, groups)
-        return torch.cat(list(values), -1)
-
-    def measure_batch(traces: Traces) -> Measured:
-        is_included = traces.valid_mask()
-        groups = group_texts(is_included)
-        layers = [measure_layer(layer_input, groups) for layer_input in read_batch_layers(traces, is_included)]
-        means = torch.stack(layers).mean(0)[:, torch.cat([group.texts for group in groups]).argsort()]
-        return Measured(means[0], draws=means[1:])
-
-    return sample.over_batches(measure_batch)
+    batches = [batch for traces in sample.batches for batch in measure_or_refuse(GroupedBatch.of_traces, traces)]
+    accepted, layers = [batch for batch in batches if isinstance(batch, GroupedBatch)], []
+    for layer, head_images in enumerate(view.map_layers(images_from_cpu)):
+        correlations = partial(image_correlations, rotations[layer], head_images, image_clouds)
+        layers.append([batch.measure_layer(layer, correlations) for batch in accepted])
+        if sample.progress is not None:
+            sample.progress(layer + 1, view.layers)
+    means = (batch.mean_over_layers(values) for batch, values in zip(accepted, zip(*layers, strict=True), strict=True))
+    return Measured.concatenate([next(means) if isinstance(batch, GroupedBatch) else batch for batch in batches])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +64,36 @@ class TextGroup:
     def take(self, clouds: Float[Tensor, "b all d"]) -> Float[Tensor, "t n d"]:
         """The clouds of these texts."""
         return clouds[self.texts[:, None], self.tokens]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedBatch:
+    """A batch of texts with its groups."""
+
+    traces: Traces
+    is_included: Bool[Tensor, "b n"]
+    groups: list[TextGroup]
+
+    @staticmethod
+    def of_traces(traces: Traces) -> "GroupedBatch":
+        """The batch of these traces. Raises for a text without tokens that are not massive."""
+        is_included = traces.valid_mask()
+        return GroupedBatch(traces, is_included, group_texts(is_included))
+
+    def measure_layer(self, layer: int, correlations: GroupCorrelations) -> Float[Tensor, "models t"]:
+        """The correlations of a layer, group by group."""
+        x_hat = read_batch_layer(self.traces, layer, self.is_included).x_hat
+
+        def of_group(group: TextGroup) -> Float[Tensor, "models t"]:
+            return correlations(group.take(x_hat), group.is_token)
+
+        values = map_on_cores(of_group, self.groups) if x_hat.device.type == "cpu" else map(of_group, self.groups)
+        return torch.cat(list(values), -1)
+
+    def mean_over_layers(self, layers: Sequence[Float[Tensor, "models t"]]) -> Measured:
+        """The means of all layers, in the order of the texts. The first model is the sample's."""
+        means = torch.stack(list(layers)).mean(0)[:, torch.cat([group.texts for group in self.groups]).argsort()]
+        return Measured(means[0], draws=means[1:])
 
 
 def group_texts(is_included: Bool[Tensor, "b n"]) -> list[TextGroup]:

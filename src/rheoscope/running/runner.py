@@ -334,9 +334,10 @@ class RunnableModel(ABC):
         if self.tokenizer is None:
             return self.token_strings(ids)
         id_list = _as_int_list(ids)
-        whole_strings = [
-            token_string for token_string in map(self._string_cache.__getitem__, id_list) if token_string is not None
-        ]
+        cached_strings = self._string_cache
+        for token_id in set(id_list).difference(cached_strings):
+            cached_strings[token_id] = decode_utf8(self.token_bytes(token_id)) or None
+        whole_strings = [string for string in map(cached_strings.__getitem__, id_list) if string is not None]
         return (
             whole_strings
             if len(whole_strings) == len(id_list)
@@ -354,20 +355,9 @@ class RunnableModel(ABC):
         return {}
 
     @cached_property
-    def _string_cache(self) -> "_TokenStringCache":
-        return _TokenStringCache(self.token_bytes)
-
-
-class _TokenStringCache(dict[int, str | None]):
-    """Tokens as text, cached; None for tokens that are empty or hold an incomplete character."""
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self.token_bytes = token_bytes
-
-    def __missing__(self, token_id: int) -> str | None:
-        self[token_id] = decode_utf8(self.token_bytes(token_id)) or None
-        return self[token_id]
+    def _string_cache(self) -> dict[int, str | None]:
+        """Tokens as text. None for tokens that are empty or hold an incomplete character."""
+        return {}
 
 
 def _as_int_list(ids: Int[Tensor, " n"] | Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
 from rheoscope.space.traces import Traces
 
+Result = TypeVar("Result")
 RandomModels = Literal["rotated", "edited", "untrained"]
 
 
@@ -44,16 +45,11 @@ class ClaimSample:
             results += measure_or_refuse(measure, traces)
             if self.progress is not None:
                 self.progress(n_done, len(self.batches))
-        measured = [result for result in results if isinstance(result, Measured)]
-        if not measured:
-            raise next(result for result in results if isinstance(result, RheoscopeError))
-        return Measured.concatenate(
-            [result if isinstance(result, Measured) else measured[0].without_value() for result in results]
-        )
+        return Measured.concatenate(results)
 
 
-def measure_or_refuse(measure: "Callable[[Traces], Measured]", traces: Traces) -> "list[Measured | RheoscopeError]":
-    """The measurements of a batch. If it is refused, those of its texts one by one, with the error of each refused text."""
+def measure_or_refuse(measure: Callable[[Traces], Result], traces: Traces) -> list[Result | RheoscopeError]:
+    """The result of a batch. If it is refused, those of its texts one by one, with the error of each refused text."""
     try:
         return [measure(traces)]
     except RheoscopeError as error:
@@ -100,18 +96,22 @@ class Measured:
         )
 
     @staticmethod
-    def concatenate(batches: "list[Measured]") -> "Measured":
-        """The measurements of several batches as one.
+    def concatenate(batches: "Sequence[Measured | RheoscopeError]") -> "Measured":
+        """The measurements of several batches as one. A refused text has no value. Raises if all texts are refused.
 
         >>> parts = [Measured(torch.ones(2)), Measured(torch.zeros(1))]
         >>> Measured.concatenate(parts).observed.tolist()
         [1.0, 1.0, 0.0]
         """
-        first = batches[0]
+        measured = [batch for batch in batches if isinstance(batch, Measured)]
+        if not measured:
+            raise next(batch for batch in batches if isinstance(batch, RheoscopeError))
+        first = measured[0]
+        parts = [batch if isinstance(batch, Measured) else first.without_value() for batch in batches]
         return Measured(
-            torch.cat([batch.observed for batch in batches]),
-            None if first.reference is None else torch.cat([_required(batch.reference) for batch in batches]),
-            None if first.draws is None else torch.cat([_required(batch.draws) for batch in batches], 1),
+            torch.cat([part.observed for part in parts]),
+            None if first.reference is None else torch.cat([_required(part.reference) for part in parts]),
+            None if first.draws is None else torch.cat([_required(part.draws) for part in parts], 1),
         )
 
 
