@@ -1,5 +1,6 @@
 """Tests of the claims about distances in the images of heads: slow twins, shared draws and planted heads."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from rheoscope.covers.distance_recovery import TEXTS_PER_GROUP
+from rheoscope.covers import distance_recovery
+from rheoscope.covers.distance_recovery import TEXTS_PER_GROUP, images_from_cpu
+from rheoscope.covers.distortion.analysis import IMAGES, OperatorImage
 from rheoscope.covers.distortion.claims import measure as deformation
 from rheoscope.covers.stack.claims import measure as recovery
 from rheoscope.space.claim import ClaimSample, Measured
+from rheoscope.space.head import Heads
 from rheoscope.space.layer_rotations import layer_rotations
 from tests.cases import double
 from tests.covers.cases import random_model
@@ -86,6 +90,27 @@ def test_texts_of_different_length_are_compared_together_on_a_gpu(
 @pytest.mark.parametrize("measure", [deformation, recovery])
 def test_all_texts_share_the_rotated_heads(measure: Any) -> None:
     check_shared_draws(measure, double("gpt2"))
+
+
+@pytest.mark.parametrize("measure", [deformation, recovery])
+def test_images_of_two_layers_exist_at_once(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of all layers in float64 are larger than the weights. Two exist while those of the next layer are computed."""
+    images: list[weakref.ref[OperatorImage]] = []
+    n_alive: list[int] = []
+
+    def decompose(heads: Heads) -> list[OperatorImage]:
+        result = images_from_cpu(heads)
+        images.extend(weakref.ref(image) for image in result)
+        n_alive.append(sum(image() is not None for image in images))
+        return result
+
+    monkeypatch.setattr(distance_recovery, "images_from_cpu", decompose)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = random_model(depth=5)
+    batches = tuple(model.trace([list(range(1, 2 + n))]) for n in (6, 9))
+    measure(ClaimSample(model, batches, 2))
+    assert len(n_alive) == 5  # once per layer, for all batches
+    assert max(n_alive) <= 2 * len(IMAGES)
 
 
 def test_rotations_stay_among_centred_vectors_under_layer_norm() -> None:

@@ -6,7 +6,7 @@ from threading import get_ident
 import pytest
 import torch
 
-from rheoscope.space.cpu_cores import map_on_cores
+from rheoscope.space.cpu_cores import RESULTS_PER_THREAD, map_on_cores
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,21 @@ def test_results_are_in_order_and_thread_count_is_restored(cores: int) -> None:
     assert [item for item, _ in results] == list(range(20))
     assert (get_ident() in {thread for _, thread in results}) == (cores == 1)
     assert torch.get_num_threads() == cores
+
+
+def test_threads_wait_for_the_caller() -> None:
+    """Results that are not read yet take memory, so there are few of them."""
+    torch.set_num_threads(2)
+    started: list[int] = []
+
+    def compute(item: int) -> int:
+        started.append(item)
+        return item
+
+    for n_read, result in enumerate(map_on_cores(compute, range(40))):
+        assert result == n_read
+        assert len(started) <= n_read + 2 * RESULTS_PER_THREAD
+    assert sorted(started) == list(range(40))
 
 
 def test_error_reaches_the_caller() -> None:

@@ -44,7 +44,7 @@ def measure_cloud(
             parts = cached_measurement(claim, sample, folder, __version__)
             measured[claim.name] = {part: values.cpu() for part, values in parts.items()}
         except RheoscopeError as error:
-            errors[claim.name] = error
+            errors[claim.name] = error.with_traceback(None)  # its frames hold the model and its tensors
     return measured, errors
 
 

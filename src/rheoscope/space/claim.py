@@ -54,7 +54,7 @@ def measure_or_refuse(measure: Callable[[Traces], Result], traces: Traces) -> li
         return [measure(traces)]
     except RheoscopeError as error:
         if len(traces) == 1:
-            return [error]
+            return [error.with_traceback(None)]  # its frames hold the model and its tensors
     return [result for text in range(len(traces)) for result in measure_or_refuse(measure, traces[text : text + 1])]
 
 
