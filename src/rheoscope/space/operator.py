@@ -166,12 +166,7 @@ class Factored:
     def symmetry(self) -> Float[Tensor, "*h"]:
         """s = tr(A A) / tr(A A^T) in [-1, 1]: 1 symmetric, -1 skew, about 0 for a random operator; 0 for A = 0."""
         self._check_square("symmetry")
-        left, right = self.grams
-        norm_squared = (left * right).sum((-2, -1))
-        trace_of_square = (self.right_left * self.right_left.mT).sum((-2, -1))
-        return torch.where(norm_squared > 0, trace_of_square / torch.where(norm_squared > 0, norm_squared, 1), 0).to(
-            self.left.dtype
-        )
+        return symmetry_of_products(*self.grams, self.right_left).to(self.left.dtype)
 
     def symmetric_part(self) -> "Factored":
         """(A + A^T)/2, of rank 2r."""
@@ -238,6 +233,15 @@ class Factored:
                     columns=self.right.shape[-1],
                 )
             )
+
+
+def symmetry_of_products(
+    left_gram: Float[Tensor, "*h r r"], right_gram: Float[Tensor, "*h r r"], right_left: Float[Tensor, "*h r r"]
+) -> Float[Tensor, "*h"]:
+    """tr(A A) / tr(A A^T) from L^T L, R R^T and R L; 0 for A = 0."""
+    norm_squared = (left_gram * right_gram).sum((-2, -1))
+    trace_of_square = (right_left * right_left.mT).sum((-2, -1))
+    return torch.where(norm_squared > 0, trace_of_square / torch.where(norm_squared > 0, norm_squared, 1), 0)
 
 
 def _symmetrised(A: Float[Tensor, "*h k k"]) -> Float[Tensor, "*h k k"]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rheoscope as rs
-from rheoscope.learn.monitor.quantities import AGREEMENT_QUERIES, QUANTITIES, Reading, measure, stable_rank
+from rheoscope.learn.monitor.quantities import AGREEMENT_QUERIES, QUANTITIES, Reading, measure, stable_ranks, symmetries
 from rheoscope.space.operator import Factored
 from tests.learn.monitor.cases import TEXTS, network
 from tests.pretrained.cases import once
@@ -135,5 +135,17 @@ def test_the_stable_rank_equals_that_of_the_singular_values(rank: int) -> None:
     )
     left[..., rank:] = 0
     A = Factored(left, right.mT)
-    assert torch.allclose(stable_rank(A), A.stable_rank(), rtol=1e-3)
-    assert stable_rank(Factored(left * 0, right.mT)).tolist() == [0, 0, 0]
+    zero = Factored(left * 0, right.mT)
+    assert torch.allclose(stable_ranks([A])[0].to(left), A.stable_rank(), rtol=1e-3)
+    assert stable_ranks([zero])[0].tolist() == [0, 0, 0]
+
+
+def test_layers_of_different_shapes_have_the_values_of_each_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    operators = [
+        Factored(torch.randn(h, 9, r, generator=generator), torch.randn(h, r, 9, generator=generator))
+        for h, r in ((3, 4), (2, 4), (3, 4), (3, 5))
+    ]
+    for A, rank, symmetry in zip(operators, stable_ranks(operators), symmetries(operators), strict=True):
+        assert torch.allclose(rank, stable_ranks([A])[0])
+        assert torch.allclose(symmetry.to(A.left), A.symmetry())

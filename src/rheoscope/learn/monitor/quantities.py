@@ -3,7 +3,7 @@
 Tokens that are far longer than the others (massive tokens) are left out of the quantities of a layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from rheoscope.flow.transport.next_token import readout_vectors
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.head import Heads
-from rheoscope.space.operator import Factored
+from rheoscope.space.operator import Factored, symmetry_of_products
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.traces import Traces
 
@@ -35,6 +35,7 @@ class LayerReading:
     """One layer at a check: its heads and the clouds `before` and `after` it. `is_included` is False at massive tokens.
 
     `next_directions` are the unit vectors that predict the next token, without the last token of each text; None if there are none.
+    `of_operators` has the quantities of M and F, which need no texts.
     """
 
     heads: Heads
@@ -45,6 +46,7 @@ class LayerReading:
     output_map: Float[Tensor, "h e d"]
     next_directions: Float[Tensor, "b m d"] | None
     agreement_by_head: Float[Tensor, " h"]
+    of_operators: dict[str, Float[Tensor, " h"]]
 
     @cached_property
     def _encoded(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +94,7 @@ class LayerReading:
 
     def length(self, cloud: Float[Tensor, "b n d"]) -> Float[Tensor, ""]:
         """The norm of the included tokens of a cloud, together."""
-        return cloud[self.is_included].norm()
+        return torch.where(self.is_included[..., None], cloud, 0).norm()
 
 
 def largest_logit(layer: LayerReading) -> Float[Tensor, " h"]:
@@ -112,18 +114,6 @@ def sink(layer: LayerReading) -> Float[Tensor, " h"]:
 
 def self_weight(layer: LayerReading) -> Float[Tensor, " h"]:
     return layer.weights.diagonal(dim1=-2, dim2=-1)[..., 1:].mean((0, 2))
-
-
-def symmetry(layer: LayerReading) -> Float[Tensor, " h"]:
-    return layer.heads.M().at_least_float32().symmetry()
-
-
-def stable_rank_M(layer: LayerReading) -> Float[Tensor, " h"]:
-    return stable_rank(layer.heads.M())
-
-
-def stable_rank_F(layer: LayerReading) -> Float[Tensor, " h"]:
-    return stable_rank(layer.heads.F())
 
 
 def agreement(layer: LayerReading) -> Float[Tensor, " h"]:
@@ -165,13 +155,52 @@ def token_cosine(layer: LayerReading) -> Float[Tensor, ""]:
     return ((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1)).clamp(min=1)).mean()
 
 
-def stable_rank(A: Factored) -> Float[Tensor, " h"]:
-    """‖A‖²_F/‖A‖²₂ by repeated squaring, which needs only matrix products; its slow twin is `Factored.stable_rank`.
+def of_operators(layer_heads: Sequence[Heads], left_out: dict[str, str]) -> dict[str, list[Tensor]]:
+    """The quantities of M and F of every layer; those of an operator that a layer lacks are added to `left_out`."""
+    values: dict[str, list[Tensor]] = {}
+    try:
+        M = [heads.M() for heads in layer_heads]
+        values |= {"stable_rank_M": stable_ranks(M), "symmetry": symmetries(M)}
+    except RheoscopeError as error:
+        left_out |= dict.fromkeys(("stable_rank_M", "symmetry"), str(error))
+    try:
+        values["stable_rank_F"] = stable_ranks([heads.F() for heads in layer_heads])
+    except RheoscopeError as error:
+        left_out["stable_rank_F"] = str(error)
+    return values
+
+
+def stable_ranks(operators: Sequence[Factored]) -> list[Tensor]:
+    """‖A‖²_F/‖A‖²₂ of every head of every layer."""
+    return together(_stable_rank, [left @ right for left, right in (A.grams for A in operators)])
+
+
+def symmetries(operators: Sequence[Factored]) -> list[Tensor]:
+    """tr(AA)/tr(AAᵀ) of every head of every layer."""
+    left, right = zip(*(A.grams for A in operators), strict=True)
+    return together(symmetry_of_products, left, right, [A.right_left for A in operators])
+
+
+def together(measure: Callable[..., Tensor], *operands: Sequence[Tensor]) -> list[Tensor]:
+    """The measure of every layer; layers whose operands have equal shapes are measured in one batch.
+
+    On a GPU, the number of operations decides the cost of these small matrices, not their size.
+    """
+    batches: dict[tuple[Any, ...], list[int]] = {}
+    for layer, operand in enumerate(operands[0]):
+        batches.setdefault((operand.shape, operand.device), []).append(layer)
+    values: dict[int, Tensor] = {}
+    for layers in batches.values():
+        batch = measure(*(torch.stack([operand[layer] for layer in layers]) for operand in operands))
+        values |= dict(zip(layers, batch, strict=True))
+    return [values[layer] for layer in range(len(operands[0]))]
+
+
+def _stable_rank(product: Float[Tensor, "l h r r"]) -> Float[Tensor, "l h"]:
+    """‖A‖²_F/‖A‖²₂ from LᵀL RRᵀ by repeated squaring, which needs only matrix products; its slow twin is `Factored.stable_rank`.
 
     The nonzero eigenvalues of AᵀA are those of LᵀL RRᵀ. Each of 12 squarings is divided by its norm.
     """
-    left, right = A.grams
-    product = left @ right
     frobenius = product.diagonal(dim1=-2, dim2=-1).sum(-1)
     power, log_scale = product, torch.zeros_like(frobenius)
     for _ in range(SQUARINGS):
@@ -180,7 +209,7 @@ def stable_rank(A: Factored) -> Float[Tensor, " h"]:
         power, log_scale = power @ power, 2 * (log_scale + norm.log())
     log_norm = log_scale + torch.linalg.matrix_norm(power).clamp(min=torch.finfo(power.dtype).tiny).log()
     largest = (log_norm / 2**SQUARINGS).exp()
-    return torch.where(frobenius > 0, frobenius / largest, 0).to(A.left.dtype)
+    return torch.where(frobenius > 0, frobenius / largest, 0)
 
 
 @dataclass(frozen=True)
@@ -194,6 +223,11 @@ class Quantity:
     is_shown: bool = True
 
 
+def _of_operators(name: str, definition: Message) -> Quantity:
+    """A quantity that was measured for all layers at once."""
+    return Quantity(name, "head", definition, lambda layer: layer.of_operators[name])
+
+
 def _quantities() -> Iterator[Quantity]:
     yield Quantity("largest_logit", "head", Message("largest |score| before softmax"), largest_logit)
     yield Quantity(
@@ -204,9 +238,9 @@ def _quantities() -> Iterator[Quantity]:
     )
     yield Quantity("sink", "head", Message("mean weight on the first token"), sink)
     yield Quantity("self_weight", "head", Message("mean weight of a token on itself"), self_weight)
-    yield Quantity("stable_rank_M", "head", Message("‖M‖²_F/‖M‖²₂ of the QK circuit"), stable_rank_M)
-    yield Quantity("stable_rank_F", "head", Message("‖F‖²_F/‖F‖²₂ of the OV circuit"), stable_rank_F)
-    yield Quantity("symmetry", "head", Message("tr(MM)/tr(MMᵀ) of the QK circuit: 1 if symmetric"), symmetry)
+    yield _of_operators("stable_rank_M", Message("‖M‖²_F/‖M‖²₂ of the QK circuit"))
+    yield _of_operators("stable_rank_F", Message("‖F‖²_F/‖F‖²₂ of the OV circuit"))
+    yield _of_operators("symmetry", Message("tr(MM)/tr(MMᵀ) of the QK circuit: 1 if symmetric"))
     yield Quantity(
         "agreement", "head", Message("partial rank correlation of scores and similarity of tokens in E"), agreement
     )
@@ -267,6 +301,8 @@ def measure(traces: Traces, step: int, loss: float | None = None) -> Reading:
     left_out: dict[str, str] = {}
     for layer in layer_readings(traces, left_out):
         for name, quantity in QUANTITIES.items():
+            if name in left_out:
+                continue
             try:
                 rows[name].append(quantity.measure(layer).reshape(-1).float())
             except RheoscopeError as error:  # no M, no next token, negative weights
@@ -298,6 +334,7 @@ def layer_readings(traces: Traces, left_out: dict[str, str]) -> Iterator[LayerRe
     except RheoscopeError as error:  # texts with too few tokens
         left_out["agreement"] = str(error)
         agreement_values = torch.full((view.layers, view.heads), torch.nan)
+    values_of_operators = of_operators(view.layer_heads, left_out)
     for index, heads in enumerate(view.layer_heads):
         factored = traces.factored_displacements(index)
         yield LayerReading(
@@ -309,6 +346,7 @@ def layer_readings(traces: Traces, left_out: dict[str, str]) -> Iterator[LayerRe
             factored.output_map,
             directions,
             agreement_values[index],
+            {name: values[index] for name, values in values_of_operators.items()},
         )
 
 
