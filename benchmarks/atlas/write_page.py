@@ -3,16 +3,17 @@
 python benchmarks/atlas/write_page.py       reads docs/results/atlas/*.json, writes docs/results/atlas.md and figures/atlas-*.png
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import rheoscope as rs
 from rheoscope.picture.blocks import Lines, Table
 from rheoscope.picture.picture import Picture
 from rheoscope.report.atlas import atlas_picture
 from rheoscope.report.atlas_entry import AtlasEntry, read_entry
-from rheoscope.report.atlas_pictures import curves_picture, heads_picture
+from rheoscope.report.atlas_pictures import curves_picture, declared_field, heads_picture
 from rheoscope.report.atlas_sizes import SizeTrend, size_trends
 from rheoscope.report.atlas_summary import summary_blocks
 from rheoscope.report.atlas_tables import (
@@ -56,8 +57,18 @@ def pictures(entries: Sequence[AtlasEntry]) -> dict[str, Picture]:
     }
 
 
+def definitions_text(fields: Iterable[str]) -> str:
+    """The definition of every field of a figure."""
+    rows = []
+    for name in fields:
+        field = declared_field(name)
+        rows.append([f"`{name}`", f"{field.definition} ({field.unit})" if field.unit else str(field.definition)])
+    return markdown_table(["field", "definition"], rows)
+
+
 def page_text(entries: Sequence[AtlasEntry]) -> str:
     """The page in Markdown."""
+    drawings = pictures(entries)
     result = rs.atlas([card for entry in entries for card in side_cards(entry)])
     traits = cloud_traits(entries)
     trends = size_trends(result, traits)
@@ -66,21 +77,25 @@ def page_text(entries: Sequence[AtlasEntry]) -> str:
         f"# The atlas: {len(entries)} models side by side",
         "**Question.** Which answers of a card hold for several models, and where do models disagree?",
         f"{len(entries)} models of {n_types} types with {n_clouds} clouds; an encoder–decoder has two. Every card has 40 or more random "
-        "models and 8 untrained ones. Models of English read the same 96 passages. Models of reactions and the sorting model read texts of "
-        "their own domain. [Cards](../guide/card.md) explains the claims, the intervals and the answers. This page is written by "
-        "`python benchmarks/atlas/write_page.py` from the files in `docs/results/atlas`.",
+        "models and 8 untrained ones. Models of English read passages of the package, or every third or sixth of them. Models of chemistry "
+        "read reactions, and the sorting model reads digits. [The models](#the-models) lists the texts and tokens of every card. Fewer "
+        "texts give wider intervals, so more answers are unclear. [Cards](../guide/card.md) explains the claims, the intervals and the "
+        "answers. This page is written by `python benchmarks/atlas/write_page.py` from the files in `docs/results/atlas`.",
         "## What the models have in common\n\nThe number after *all* counts clouds. A sentence needs two models, and both clouds of an "
         "encoder–decoder are one. Effects are those of the tables below.",
         *(lines_text(block) for block in summary_blocks(result, traits, trends)),
         size_text(trends),
         "## The models\n\n" + models_text(entries),
-        "## The claims\n\nEffects are in units of the smallest effect of interest. Grey: what random models reach.",
+        "## The claims\n\nEffects are in units of the smallest effect of interest, and drawn at most 8 units from 0. Grey: what random "
+        "models reach. The first panel has the legend.",
         "![One forest plot per claim](figures/atlas-claims.png)",
         *(claim_text(entries, str(claim)) for claim in result.claim.values),
         "## Curves over the layers\n\nMeans over texts, against relative depth.",
         "![Curves over the layers](figures/atlas-curves.png)",
+        definitions_text(field for panel in drawings["curves"].panels if (field := str(panel.title))),
         "## All heads\n\nEach mark is a head.",
         "![The heads of all models](figures/atlas-heads.png)",
+        definitions_text(str(axis.label) for panel in drawings["heads"].panels for axis in (panel.x, panel.y)),
         "## Published findings\n\nEach table compares the models with a finding of others. *Not measured* also stands for models that "
         "the finding is not about.",
         *(table_text(table) for table in finding_tables(compare_with_published(entries))),
@@ -116,12 +131,18 @@ def models_text(entries: Sequence[AtlasEntry]) -> str:
     rows = []
     for entry in entries:
         for row in entry.clouds.itertuples():
-            name, size = cloud_name(entry.model, row.cloud), f"{row.layers} × {row.heads} × {row.width}"
+            name, size = cloud_name(entry.model, row.cloud), f"{depth_text(row)} × {row.heads} × {row.width}"
             attention, norms = "causal" if row.is_causal else "bidirectional", "after" if row.is_post_norm else "before"
             texts = f"{row.n_texts}", f"{row.n_tokens:,}"
             rows.append([name, row.type, size, f"{row.parameters:,}", attention, norms, *texts])
     commands = "\n".join(entry.command for entry in entries)
     return f"{markdown_table(header, rows)}\n\n```sh\n{commands}\n```"
+
+
+def depth_text(row: Any) -> str:
+    """The number of layers; for layers that run several times also how often."""
+    is_shared = row.distinct_layers < row.layers
+    return f"{row.distinct_layers:.0f} (run {row.layers} times)" if is_shared else str(row.layers)
 
 
 def claim_text(entries: Sequence[AtlasEntry], claim: str) -> str:

@@ -1,10 +1,11 @@
-"""Texts for cards of the atlas: reactions for models of chemistry, digits for a model that sorts, and a third of the passages.
+"""Texts for cards of the atlas: reactions for models of chemistry, digits for a model that sorts, and parts of the passages.
 
-    python benchmarks/atlas/write_texts.py        writes reactions.txt, digits.jsonl and passages32.jsonl beside it
+    python benchmarks/atlas/write_texts.py        writes reactions.txt, digits.jsonl and shorter lists beside it
 
-Every third passage of the package is for models whose cards over all 96 take hours on a CPU. The others are written for this
-project. The reactions are textbook reactions of eight kinds as SMILES "reactants>>product". The digits are inputs of the
-sorting model: six digits below 3, then the first five of the sorted ones.
+Every third and every sixth passage of the package, and every third reaction, are for models whose cards over all 96 texts take
+hours on a CPU. Reactions and digits are written for this project. The reactions are textbook reactions
+of eight kinds as SMILES "reactants>>product". The digits are inputs of the sorting model: six digits below 3, then the first five
+of the sorted ones.
 """
 
 import json
@@ -16,8 +17,8 @@ from rheoscope.report.card_texts import passages
 
 FOLDER = Path(__file__).parent
 N_TEXTS = 96
-EVERY = 3
-"""The short list has every third passage."""
+THIRD, SIXTH = 3, 6
+"""Short lists have every third or sixth text."""
 ALKYLS = ("CC", "CCC", "CC(C)C", "CCCCC", "COCC", "CC(C)(C)CC", "N#CCC", "CSCC")
 """Alkyl groups. The last atom is bound to the rest of the molecule."""
 ARYLS = (
@@ -67,9 +68,12 @@ def digit_texts() -> list[list[int]]:
 
 
 def main() -> None:
-    (FOLDER / "reactions.txt").write_text("".join(f"{text}\n" for text in reaction_texts()))
-    short_list = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in passages()[::EVERY]]
-    (FOLDER / "passages32.jsonl").write_text("".join(short_list), encoding="utf-8")
+    lines = [f"{text}\n" for text in reaction_texts()]
+    (FOLDER / "reactions.txt").write_text("".join(lines))
+    (FOLDER / "reactions32.txt").write_text("".join(lines[::THIRD]))
+    prose = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in passages()]
+    for step in (THIRD, SIXTH):
+        (FOLDER / f"passages{N_TEXTS // step}.jsonl").write_text("".join(prose[::step]), encoding="utf-8")
     (FOLDER / "digits.jsonl").write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in digit_texts()))
 
 

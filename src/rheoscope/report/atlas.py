@@ -10,7 +10,7 @@ from rheoscope.picture.picture import Axis, Line, Panel, Picture, Shape
 from rheoscope.report.card import card
 from rheoscope.report.card_blocks import claims_of
 from rheoscope.report.card_clouds import claims_by_name, side_of
-from rheoscope.report.forest_plot import ANSWERS, interval_marks, signed_number
+from rheoscope.report.forest_plot import ANSWERS, COLOURS, interval_marks, signed_number
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.claim import Claim
@@ -100,27 +100,38 @@ def _answer_cell(row: "xarray.Dataset") -> Cell:
 
 def atlas_picture(result: "xarray.Dataset") -> Picture:
     """One forest plot per claim, with models as rows."""
-    panels = tuple(_claim_panel(claim, result.sel(claim=claim.name)) for claim in claims_of(result))
+    panels = tuple(
+        _claim_panel(claim, result.sel(claim=claim.name), has_legend=not index)
+        for index, claim in enumerate(claims_of(result))
+    )
     caption = Message(
         "Each panel is a claim and each row a model. Effects are in units of the smallest effect of interest, which the dashed "
-        "lines mark. Grey: what random models reach."
+        "lines mark. Grey: what random models reach. The first panel has the legend."
     )
     return Picture(Message("The atlas"), caption, panels)
 
 
-def _claim_panel(claim: Claim, rows: "xarray.Dataset") -> Panel:
+def answer_legend() -> list[Line]:
+    """The colour of every answer, for the legend of a forest plot. Nothing is drawn."""
+    return [Line(name, [], [], COLOURS[answer], "dots") for answer, name in ANSWERS.items()]
+
+
+def _claim_panel(claim: Claim, rows: "xarray.Dataset", has_legend: bool) -> Panel:
     names, marks = [str(name) for name in rows.model.values], list[Line | Shape]()
     for index, name in enumerate(names):
         row, y = rows.sel(model=name), float(len(names) - 1 - index)
         answer = str(row.answer.values)
         if answer != NO_ANSWER:
-            marks += interval_marks(row, y, Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer]))
+            tip = Message("{model}: {answer}", model=Verbatim(name), answer=ANSWERS[answer])
+            marks += interval_marks(row, y, tip)
     ends = [-0.6, len(names) - 0.4]
-    marks += [Line(Message("smallest effect"), [side, side], ends, "null", "dashed") for side in (-1.0, 1.0)]
+    limit = Message("smallest effect")
+    tip = "" if has_legend else limit
+    marks += [Line(limit, [side, side], ends, "null", "dashed", tip) for side in (-1.0, 1.0)]
     return Panel(
         claim.statement,
         claim.parts[-1].statistic,
-        tuple(marks),
+        tuple([*answer_legend(), *marks] if has_legend else marks),
         Axis(Message("effect / smallest effect")),
         Axis("", tuple(Verbatim(name) for name in reversed(names))),
         height=max(0.6, 0.2 * len(names)),
