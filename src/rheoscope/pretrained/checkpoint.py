@@ -3,7 +3,6 @@
 import copy
 import json
 import socket
-import textwrap
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 
 from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
+from rheoscope.pretrained.library_errors import config_error, plain_reason
 from rheoscope.pretrained.network_inputs import is_pair, load_pair_processor, load_processor, reads_tokens
 from rheoscope.pretrained.quantised_sources import locate_gguf, quantisation_error, refuse_conversion, require_gguf
 from rheoscope.pretrained.streaming import check_shards
@@ -395,7 +395,6 @@ def _require_transformers() -> None:
 
 def _load_error(source: str | Path, error: Exception) -> RheoscopeError:
     """An error of transformers as one line with what to type."""
-    summary = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")
     message = str(error).lower()
     if "does not recognize this architecture" in message or "custom code" in message:
         return RheoscopeError(
@@ -406,11 +405,11 @@ def _load_error(source: str | Path, error: Exception) -> RheoscopeError:
             )
         )
     if Path(source).exists():
-        return RheoscopeError(
+        return config_error(Path(source) / "config.json") or RheoscopeError(
             Message(
                 "cannot load {source} ({reason}); check its config.json or download it again",
                 source=str(source),
-                reason=summary,
+                reason=plain_reason(error),
             )
         )
     if "gated" in message or "401" in message or "403" in message:
@@ -439,6 +438,8 @@ def _load_error(source: str | Path, error: Exception) -> RheoscopeError:
         )
     return RheoscopeError(
         Message(
-            "cannot load {source} ({reason}); choose another name or a directory", source=str(source), reason=summary
+            "cannot load {source} ({reason}); choose another name or a directory",
+            source=str(source),
+            reason=plain_reason(error),
         )
     )
