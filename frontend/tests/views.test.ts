@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest'
 
-import { SINGLETONS, clusterFlow, flowLayout } from '../src/views/cluster_flow'
+import { SINGLETONS, clusterFlow, flowLayout, roomyLabels } from '../src/views/cluster_flow'
 import { circuitEdges, circuitGraph, edgePath, strongestEdges, compositionGraph } from '../src/views/composition_graph'
 import type { AnalysisResult } from '../src/api'
 
@@ -69,4 +69,12 @@ it('clusters of a step are aligned, with heights proportional to their tokens', 
   expect(clusters[2]!.x).toBeGreaterThan(clusters[0]!.x)
   expect(clusters[2]!.height / clusters[3]!.height).toBeCloseTo(3)
   expect(clusters[1]!.y).toBeGreaterThan(clusters[0]!.y)
+})
+
+it('leaves out labels of columns that would touch, but never that of the current one', () => {
+  const labels = [0, 40, 80, 120].map((x) => ({ x, half: 25 }))
+  expect(roomyLabels(labels, 1)).toEqual([1, 3])
+  expect(roomyLabels(labels, 0)).toEqual([0, 2])
+  expect(roomyLabels(labels.map(({ x }) => ({ x, half: 10 })), 3)).toEqual([0, 1, 2, 3])
+  expect(roomyLabels(labels, -1)).toEqual([0, 2])
 })

@@ -184,7 +184,9 @@ def test_a_hub_name_without_a_network_is_refused(name: str) -> None:
 
 
 def test_a_directory_whose_name_looks_like_an_error_is_still_a_directory(tmp_path: Path) -> None:
-    message = refused(with_config_text(llama(tmp_path / "offline-401-gated"), "{"), r"is no valid JSON; download it again")
+    message = refused(
+        with_config_text(llama(tmp_path / "offline-401-gated"), "{"), r"is no valid JSON; download it again"
+    )
     assert "licence" not in message
 
 

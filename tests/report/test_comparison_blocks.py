@@ -83,6 +83,12 @@ def test_models_of_other_shapes_say_what_is_not_compared() -> None:
     assert len(table("shapes", "need no common coordinates").rows) == 3
 
 
+def test_without_anything_to_draw_there_is_no_picture() -> None:
+    dataset = rs.compare(rs.load(deep_llama()), model("gpt2"))
+    assert len(dataset.data_vars)
+    assert not any(isinstance(block, Drawing) for block in comparison_blocks(dataset))
+
+
 @pytest.mark.parametrize("name", ["head", "shapes"])
 def test_the_picture_is_drawn_by_every_renderer(name: str) -> None:
     (drawing,) = (block for block in comparison_blocks(comparison(name)) if isinstance(block, Drawing))

@@ -43,6 +43,14 @@ export function clusterFlow(result: AnalysisResult): Flow | null {
   return { points, clusters, bands: [...bands.values()] }
 }
 
+/** Labels below the columns, by their centres and half widths, that do not touch each other: the current one, and the first ones that fit. */
+export function roomyLabels(labels: { x: number; half: number }[], current: number): number[] {
+  const shown: number[] = []
+  for (const index of [current, ...labels.keys()])
+    if (labels[index] && shown.every((other) => Math.abs(labels[other]!.x - labels[index]!.x) >= labels[other]!.half + labels[index]!.half)) shown.push(index)
+  return shown.sort((a, b) => a - b)
+}
+
 export interface FlowLayout { clusters: (Cluster & { x: number; y: number; width: number; height: number })[]; bands: (Omit<Band, 'source' | 'target'> & { path: string; width: number; name: number })[] }
 
 /** Positions in pixels: steps from left to right, clusters ordered by name, singletons at the bottom. */

@@ -47,7 +47,8 @@ def comparison_blocks(dataset: "xarray.Dataset", has_picture: bool = True) -> li
         blocks += [layer_match_table(dataset), head_match_table(dataset)]
     if "symmetry_first" in dataset and "symmetry_second" in dataset:
         blocks.append(invariant_table(dataset))
-    drawings: list[Block] = [Drawing(picture_of(dataset))] if has_picture and dataset.data_vars else []
+    picture = picture_of(dataset) if has_picture and dataset.data_vars else None
+    drawings: list[Block] = [Drawing(picture)] if picture is not None and picture.panels else []
     return [*blocks, *drawings]
 
 

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rheoscope.flow.transport.next_token import embedding_condition
-from rheoscope.messages.message import Message, join
+from rheoscope.messages.message import Message
 from rheoscope.messages.numbers import format_fixed, format_percent, percent_range
 from rheoscope.space.results import Results
 from rheoscope.space.story_line import StoryLine, typical_range
@@ -47,7 +47,7 @@ def destination(results: Results) -> Message:
         kept=format_percent(float(transport.identity_share_strided.values[-1, -1])),
         kept_null=format_percent(float(transport.identity_share_null_strided.values[-1, -1])),
     )
-    return join("; ", [end_points, prediction_condition(transport)])
+    return Message("{first}; {second}", first=end_points, second=prediction_condition(transport))
 
 
 def next_token_share(results: Results) -> float:
@@ -73,7 +73,7 @@ def prediction_condition(transport: "xarray.Dataset") -> Message:
         share=format_percent(float(transport.next_type_share_mispredicted)),
         null=format_percent(null),
     )
-    return join("; ", [beyond, conditions])
+    return Message("{first}; {second}", first=beyond, second=conditions)
 
 
 STORY = (
