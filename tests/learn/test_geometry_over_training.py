@@ -126,6 +126,18 @@ def test_the_command_prints_and_writes(
     assert (tmp_path / "tables" / "learned.training_step.csv").is_file()
 
 
+def test_an_observation_leaves_the_mode_of_every_module() -> None:
+    """Parts that are frozen in evaluation mode during training stay in it."""
+    recipe, task = small(steps=5), prose()
+    model = initial_network(recipe.config, recipe.seed).train()
+    first_block = next(module for name, module in model.named_modules() if name.endswith("blocks.0"))
+    first_block.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    observe_geometry(model, next(iter(task.held_out_batches(recipe)))[0][0])
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert set(modes.values()) == {True, False}
+
+
 def test_unsupported_quantities_are_named(tmp_path: Path) -> None:
     """An encoder sees later tokens, and with post-norm a layer is not a map of E."""
     recipe, task = small(form="encoder", placement="post", norm="layer", mechanism="kernel_laplace", steps=1), masked()

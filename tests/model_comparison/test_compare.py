@@ -22,6 +22,7 @@ from tests.laws.moves import (
     rotate_axes,
 )
 from tests.model_comparison.changed_models import TEXTS, changed, deep_llama
+from tests.pretrained.quantised_networks import dequantised, quantised
 
 SENTENCE = "The keys to the cabinet are on the table"
 ARCHITECTURES = ["gpt2", "llama_yarn", "gemma3", "qwen3", "bert"]
@@ -85,6 +86,25 @@ def test_a_changed_head_is_first_in_every_list(name: str, parts: tuple[str, ...]
     weights_only = rs.compare(double(name), changed(name, 0, 2, *parts))
     assert weights_only.ranked_head.values[0] == "L0.H2"
     assert "divergence" not in weights_only
+
+
+def test_a_quantised_model_differs_by_its_rounding() -> None:
+    """Each weight is rounded to a step of its row, so distances follow the number of bits: 16 times less for 4 more bits."""
+    plain = rs.load(copy.deepcopy(network("llama")))
+    results = {bits: rs.compare(plain, rs.load(quantised(bits=bits)), TEXTS[:2]) for bits in (4, 8)}
+    for field in ("M_distance", "F_distance"):
+        coarse, fine = (results[bits][field].values for bits in (4, 8))
+        assert (fine > 0.002).all()
+        assert (fine < 0.02).all()
+        assert ((coarse / fine > 8) & (coarse / fine < 32)).all(), field
+    for field in ("stream_change", "attention", "kl", "mlp"):
+        assert (results[4][field].values > results[8][field].values).all(), field
+    divergence = {bits: result.divergence.values for bits, result in results.items()}
+    assert divergence[8][0] == divergence[4][0] == 0  # the embedding is not quantised
+    assert (divergence[4][1:] > 4 * divergence[8][1:]).all()
+    of_dequantised = rs.compare(plain, rs.load(dequantised(quantised(bits=4))), TEXTS[:2])
+    for field in ("M_distance", "F_distance", "divergence", "kl"):
+        assert results[4][field].values == pytest.approx(of_dequantised[field].values, rel=1e-4, abs=1e-6), field
 
 
 def test_the_first_step_beyond_the_threshold_is_that_of_the_changed_layer() -> None:

@@ -30,6 +30,7 @@ from rheoscope.models.recipes import Recipe
 from rheoscope.models.task import Task
 from rheoscope.models.training_state import OBSERVATIONS, observation_file
 from rheoscope.opening import load
+from rheoscope.running.eval_mode import eval_mode
 from rheoscope.running.runner import RunnableModel
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis, Field
@@ -148,15 +149,10 @@ def _run_analysis(model: Any, trace: Any, name: str, settings: dict[str, Any]) -
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model that is being trained into evaluation mode, and restore its mode and the random state afterwards."""
-    was_training = model.training
+    """Put a model that is being trained into evaluation mode, and restore the mode of every module and the random state."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices), torch.no_grad():
-        model.eval()
-        try:
-            yield
-        finally:
-            model.train(was_training)
+    with torch.random.fork_rng(devices), torch.no_grad(), eval_mode(model):
+        yield
 
 
 def save_observation(out: Path, step: int, observation: dict[str, Any]) -> None:

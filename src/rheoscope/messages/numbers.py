@@ -64,6 +64,17 @@ def format_percent(share: float) -> str:
     return "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
+def format_small_percent(share: float) -> str:
+    """A relative difference in percent, with a digit more if it is small.
+
+    >>> format_small_percent(0.19), format_small_percent(0.0112), format_small_percent(0.00004)
+    ('19 %', '1.1 %', '< 0.1 %')
+    """
+    if share >= 0.02:
+        return format_percent(share)
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
 def percent_range(shares: Iterable[float]) -> str:
     """The central 90 % of shares, in percent.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rheoscope.messages.message import Message, Verbatim, join, plural
-from rheoscope.messages.numbers import format_percent
+from rheoscope.messages.numbers import format_percent, format_small_percent
 from rheoscope.picture.blocks import Block, Cell, Drawing, Facts, Lines, Table
 from rheoscope.picture.picture import format_value
 from rheoscope.picture.token_labels import display_token, step_names
@@ -127,15 +127,15 @@ def head_sentences(dataset: "xarray.Dataset") -> list[Message]:
         Message(
             "{head} changed most: on the same points, its update differs by {percent} of the length of the points that it writes to.",
             head=name,
-            percent=format_percent(change),
+            percent=format_small_percent(change),
         )
     ]
     if "mlp" in dataset and float(dataset.mlp.max()) > EQUAL_WEIGHTS:
         sentences.append(
             Message(
                 "On the same points, the updates of MLPs differ by {low} to {high} of their size.",
-                low=format_percent(float(dataset.mlp.min())),
-                high=format_percent(float(dataset.mlp.max())),
+                low=format_small_percent(float(dataset.mlp.min())),
+                high=format_small_percent(float(dataset.mlp.max())),
             )
         )
     return sentences

@@ -260,6 +260,14 @@ def test_networks_that_cannot_be_measured_raise_before_the_training() -> None:
         rs.Monitor(nn.Linear(2, 2))
     with pytest.raises(rs.RheoscopeError, match="single stack of layers"):
         rs.Monitor(build(translator().config))
+    pair = hf.T5ForConditionalGeneration(
+        hf.T5Config(d_model=16, d_kv=4, num_heads=4, num_layers=2, vocab_size=VOCABULARY, d_ff=32)
+    )
+    with pytest.raises(rs.RheoscopeError, match=r"single stack of layers.*type rs.Monitor\(network.get_encoder\(\)"):
+        rs.Monitor(pair)
+    monitor = rs.Monitor(pair.get_encoder(), every=1, texts=TEXTS)
+    monitor.step()
+    assert [reading.step for reading in monitor.readings] == [1]
 
 
 # Texts

@@ -11,7 +11,8 @@ from torch import nn
 import rheoscope as rs
 from tests.network_state import same_state, state_of
 from tests.pretrained.finder.networks import build
-from tests.pretrained.test_quantised_weights import Int8Linear, dequantised, gap
+from tests.pretrained.quantised_networks import Int8Linear, dequantised
+from tests.pretrained.test_quantised_weights import gap
 
 IDS = torch.arange(3, 12)
 ADAPTED = {

@@ -216,6 +216,16 @@ def test_a_point_of_several_streams_is_edited_after_attention_alone() -> None:
         model.run(ids, hooks={"L0.resid_post": lambda x: x + shift})
 
 
+def test_patching_points_of_several_streams_is_refused_in_one_line() -> None:
+    model, ids = loaded("gemma3n"), text()
+    functions: list[Any] = [rs.patch, rs.patch_estimates, rs.circuit]
+    for patching in functions:
+        with pytest.raises(
+            RheoscopeError, match=r"write into several streams.*type rs.relation_swap\(model, trace, other\)"
+        ):
+            patching(model, model.trace(ids), text(1))
+
+
 @pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
 def test_blocks_that_share_more_than_points_are_never_skipped(name: str, tmp_path: Path) -> None:
     model, ids = loaded(name), text()

@@ -13,6 +13,7 @@ from rheoscope.covers.circuit.frozen_runs import check_frozen_heads
 from rheoscope.covers.circuit.search import Changes, Search, SearchSettings, search_circuit
 from rheoscope.covers.layer_inputs import provenance
 from rheoscope.covers.patch.analysis import DIRECTIONS, Metric, pair_batch, pair_settings
+from rheoscope.covers.patch.metrics import signed_share
 from rheoscope.covers.patch.over_pairs import PairLike, as_pairs, attributes, interval_fields, pooled_effects
 from rheoscope.covers.patch.pairs import PairBatch, batch_pairs
 from rheoscope.covers.patch.patched_runs import TOKENS_PER_RUN
@@ -22,7 +23,6 @@ from rheoscope.running.runner import RunnableModel
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Text
 from rheoscope.space.report_run import ReportRun
-from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Bounds, Draws, Fraction, Seed, TokenIndex
 from rheoscope.space.trace import Trace
 
@@ -141,7 +141,7 @@ def label_circuit(
     values: dict[str, Any] = {name: effects[0] for name, effects in pooled.items()} | comparison_fields(search)
     values |= {
         "estimate": stack_effects(search.estimates, edges, search.total),
-        "faithfulness_null_draws": pooled_shares(search.random - search.metrics[1], search.total),
+        "faithfulness_null_draws": signed_share((search.random - search.metrics[1]).sum(1), search.total.sum()),
         "composition": [search.compositions.get(edge, float("nan")) for edge in edges],
         "metric_text": search.metrics[0].mean(),
         "metric_other": search.metrics[1].mean(),
@@ -178,13 +178,8 @@ def pooled_fields(search: Search, order: list[int], seed: int) -> dict[str, tupl
 def stack_effects(changes: Changes, edges: Sequence[Edge], total: Float[Tensor, " p"]) -> Float[Tensor, "2 e"]:
     """The effects of some edges over all pairs."""
     rows = [changes[edge] for edge in edges]
-    return pooled_shares(torch.stack(rows, 1) if rows else total.new_zeros(len(DIRECTIONS), 0, len(total)), total)
-
-
-def pooled_shares(changes: Float[Tensor, "*n p"], total: Float[Tensor, " p"]) -> Float[Tensor, "*n"]:
-    """Σ changes / Σ totals over all pairs."""
-    difference = total.sum()
-    return safe_divide(changes.sum(-1) * difference.sign(), difference.abs())
+    stacked = torch.stack(rows, 1) if rows else total.new_zeros(len(DIRECTIONS), 0, len(total))
+    return signed_share(stacked.sum(-1), total.sum())
 
 
 def comparison_fields(search: Search) -> dict[str, Tensor]:

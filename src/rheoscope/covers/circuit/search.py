@@ -16,8 +16,9 @@ from rheoscope.covers.circuit.candidates import (
 )
 from rheoscope.covers.circuit.circuit_runs import CircuitRuns
 from rheoscope.covers.circuit.edges import Circuit, Edge, all_edges, connected
-from rheoscope.covers.circuit.path_effects import Effects, PathEffects
+from rheoscope.covers.circuit.path_effects import PathEffects
 from rheoscope.covers.circuit.random_circuits import random_circuits
+from rheoscope.covers.patch.analysis import join_changes
 from rheoscope.covers.patch.pairs import PairBatch
 from rheoscope.running.progress import count_steps
 from rheoscope.space.safe_arithmetic import safe_divide
@@ -104,15 +105,6 @@ def circuit_metrics(
     retained, through_F, through_M = kept_metrics(runs, [circuit, *by_role])
     removed = stack_metrics(runs, [[circuit - {edge} for edge in sorted(circuit)]], metrics)
     return {"retained": retained, "through_F": through_F, "through_M": through_M, "removed": removed}
-
-
-def join_changes(batches: Sequence[PairBatch], measured: Sequence[Sequence[Effects]]) -> Changes:
-    """The changes of the metric in both directions, for the pairs of all batches."""
-    changes = [
-        {edge: torch.stack([restore[edge] - batch.metrics[1], batch.metrics[0] - disrupt[edge]]) for edge in restore}
-        for batch, (restore, disrupt) in zip(batches, measured, strict=True)
-    ]
-    return {edge: torch.cat([change[edge] for change in changes], 1) for edge in changes[0]}
 
 
 def pooled_strength(changes: Changes, metrics: Float[Tensor, "2 p"]) -> dict[Edge, float]:

@@ -5,15 +5,15 @@ base text ── model ──► measure            the base run, with one part 
 donor text ── a point, a head, its weights, its values, or an MLP update
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.layer_inputs import provenance
-from rheoscope.covers.patch.metrics import ANSWER_SEPARATOR, METRICS
+from rheoscope.covers.patch.metrics import ANSWER_SEPARATOR, METRICS, signed_share
 from rheoscope.covers.patch.pairs import Pair, PairBatch, join_texts, unequal_lengths
 from rheoscope.covers.patch.patched_runs import HEAD_PARTS, PatchedRuns, both_directions
 from rheoscope.covers.relation_swap.analysis import check_unembedding, reordered_ids
@@ -23,7 +23,6 @@ from rheoscope.running.runner import RunnableModel
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Text, check_same_weights
 from rheoscope.space.report_run import ReportRun
-from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Choices, Seed, TokenIndex, Top
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 DIRECTIONS = ("restore", "disrupt")
 N_PARTS = 1 + len(HEAD_PARTS)
 """The rows of a layer: its MLP, and the parts of its heads."""
+Part = TypeVar("Part", bound=Hashable)
 Metric = Annotated[str, Choices(tuple(METRICS))]
 
 
@@ -85,7 +85,7 @@ def patch(
     batch = pair_batch(model, trace, other, answers, metric, token, seed)
     changes, strongest = measure_changes([batch], top)
     total = changes.pop("total")
-    values = {name: safe_divide(change[..., 0] * total.sign(), total.abs()) for name, change in changes.items()}
+    values = {name: signed_share(change[..., 0], total[0]) for name, change in changes.items()}
     values |= {"metric_text": batch.metrics[0, 0], "metric_other": batch.metrics[1, 0]}
     coords = coordinates(trace, pair_tokens(trace.tokens, batch.corrupt.tokens[0]), strongest)
     return PATCH.label(values, coords, provenance(trace, True, **pair_settings(batch), seed=seed))
@@ -153,9 +153,9 @@ def measure_changes(
 
 
 def join_changes(
-    batches: Sequence[PairBatch], measured: Sequence[Sequence[dict[str, Tensor]]]
-) -> dict[str, Float[Tensor, "2 *n p"]]:
-    """The changes of the metric in both directions, for the pairs of all batches."""
+    batches: Sequence[PairBatch], measured: Sequence[Sequence[dict[Part, Tensor]]]
+) -> dict[Part, Float[Tensor, "2 *n p"]]:
+    """The changes of the metric in both directions by every part, or edge, for the pairs of all batches."""
     changes = [
         {name: torch.stack([restore[name] - batch.metrics[1], batch.metrics[0] - disrupt[name]]) for name in restore}
         for batch, (restore, disrupt) in zip(batches, measured, strict=True)

@@ -11,6 +11,7 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.model import Model
+from rheoscope.space.safe_arithmetic import safe_divide
 
 ANSWER_SEPARATOR = "|"
 
@@ -53,6 +54,15 @@ def divergence(log_probs: Float[Tensor, "*c p v"], answers: Answers) -> Float[Te
     """KL(prediction after the text ‖ prediction), in nats."""
     p = answers.clean_log_probs
     return (p.exp() * (p - log_probs)).sum(-1)
+
+
+def signed_share(changes: Float[Tensor, "*n"], total: Float[Tensor, ""]) -> Float[Tensor, "*n"]:
+    """Changes of a metric as shares of its total change, which may be negative.
+
+    >>> signed_share(torch.tensor([-1.0, 0.5]), torch.tensor(-2.0))
+    tensor([ 0.5000, -0.2500])
+    """
+    return safe_divide(changes * total.sign(), total.abs())
 
 
 METRICS: dict[str, Measure] = {

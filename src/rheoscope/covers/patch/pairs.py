@@ -164,6 +164,7 @@ def join_texts(
     token: int,
 ) -> PairBatch:
     """Both texts of some pairs with their predictions and answers. `answers` are those of pairs without their own."""
+    check_written_points(clean)
     log_probs = [model.run_batch(texts.ids)[:, token].double().log_softmax(-1).detach() for texts in (clean, corrupt)]
     all_answers = [
         named_answers(model, pair, answers, rows[None, 0], rows[None, 1])
@@ -176,6 +177,19 @@ def join_texts(
     )
     on_device = groups.to(clean.points.device)
     return PairBatch(model, clean, corrupt, joined_answers, on_device, names, metric, token, *log_probs)
+
+
+def check_written_points(texts: Traces) -> None:
+    """Raise for models whose layers write into several streams (Gemma 3n): nothing can be put in place of their points."""
+    if any(step.is_end_of_layer for step in texts.unread_steps):
+        raise RheoscopeError(
+            Message(
+                "the layers of {model} write into several streams, so its points and MLPs cannot be patched; swap the weights or values "
+                "of its heads",
+                model=texts.view.name,
+            ),
+            Advice("rs.relation_swap(model, trace, other)", "rheoscope analyse relation_swap TEXT --other OTHER"),
+        )
 
 
 def named_answers(

@@ -20,13 +20,13 @@ from rheoscope.covers.patch.analysis import (
     patched_steps,
 )
 from rheoscope.covers.patch.gradients import MetricGradients, metric_gradients
+from rheoscope.covers.patch.metrics import signed_share
 from rheoscope.covers.patch.patched_runs import PatchedRuns, both_directions, mlp_update
 from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
 from rheoscope.running.runner import RunnableModel
 from rheoscope.space.analysis import Analysis, Field
 from rheoscope.space.model import Text
-from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Count, Seed, TokenIndex
 from rheoscope.space.step import Step
 from rheoscope.space.trace import Trace
@@ -79,7 +79,7 @@ def patch_estimates(
 
     def to_effects(changes: list[Tensor]) -> Float[Tensor, "2 *n"]:
         restored, disrupted = changes
-        return safe_divide(torch.stack([restored, -disrupted]) * total.sign(), total.abs())
+        return signed_share(torch.stack([restored, -disrupted]), total)
 
     estimates = [estimated_changes(patched_runs) for patched_runs in runs]
     values = {name: to_effects([changes[name] for changes in estimates]) for name in estimates[0]}

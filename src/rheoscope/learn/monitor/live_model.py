@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rheoscope.attention.parameters import tensors_by_path
+from rheoscope.messages.advice import Advice
 from rheoscope.messages.message import Message
 from rheoscope.models.transformer import Transformer, Translator
 from rheoscope.models.transformer import build as build_native
@@ -68,7 +69,11 @@ def open_once(network: nn.Module, tokenizer: Any) -> RunnableModel:
     """The proved model of a network, without the check that its weights have not changed."""
     model = load(network, tokenizer=tokenizer)
     if isinstance(model, EncoderDecoder):
-        raise RheoscopeError(Message("the monitor needs a model with a single stack of layers, got an encoder-decoder"))
+        has_encoder = hasattr(network, "get_encoder")
+        advice = Advice("rs.Monitor(network.get_encoder(), texts=texts)") if has_encoder else None
+        raise RheoscopeError(
+            Message("the monitor needs a model with a single stack of layers, got an encoder-decoder"), advice
+        )
     return model.without_check()
 
 
