@@ -320,8 +320,9 @@ def _stack(name: str, row: list[Float[Tensor, " h"]], n_heads: int) -> np.ndarra
     if QUANTITIES[name].axis == "layer":
         return torch.cat(row).cpu().numpy()
     widest = max(n_heads, *map(len, row))
-    padded = [torch.nn.functional.pad(x, (0, widest - len(x)), value=float("nan")) for x in row]
-    return torch.stack(padded).cpu().numpy()
+    if any(len(x) < widest for x in row):
+        row = [torch.nn.functional.pad(x, (0, widest - len(x)), value=float("nan")) for x in row]
+    return torch.stack(row).cpu().numpy()
 
 
 def layer_readings(traces: Traces, left_out: dict[str, str]) -> Iterator[LayerReading]:
