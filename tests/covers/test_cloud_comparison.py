@@ -12,9 +12,9 @@ from rheoscope.covers.cloud_comparison import (
     PRESERVATION_FIELDS,
     compare_geometries,
     geometry,
-    preservation,
     rsa_standard_error,
 )
+from rheoscope.covers.preservation import preservation
 from rheoscope.statistics.nulls import sample_rows
 from tests.pretrained.cases import random
 

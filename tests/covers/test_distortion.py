@@ -11,7 +11,8 @@ from scipy.linalg import subspace_angles
 
 import rheoscope as rs
 from rheoscope.covers.cloud_comparison import PRESERVATION_FIELDS, compare_geometries, geometry
-from rheoscope.covers.distortion.analysis import images_of_heads, means_over_heads
+from rheoscope.covers.distortion.analysis import means_over_heads
+from rheoscope.covers.operator_images import images_of_heads
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.statistics.nulls import random_rotations
 from tests.cases import double, gap, text, traced
@@ -89,6 +90,22 @@ def test_scores_equal_those_of_dense_images(name: str) -> None:
     assert float(result.trace_share[1, 2]) == pytest.approx(float(share), abs=1e-9)
     image = images_of_heads(head.heads)[0].apply(x)[2]
     assert gap(torch.cdist(image, image), torch.cdist(dense_images["query"], dense_images["query"])) <= 1e-6
+
+
+@torch.no_grad()
+def test_images_of_heads_that_share_keys_equal_dense_images() -> None:
+    """Keys and values are read once for the heads that share them; the directions that a head reads are orthonormal."""
+    trace = traced("llama", F64)
+    heads = trace.view.layer_heads[1]
+    x, images = heads.norm.normalise(trace.layer_input(1)), images_of_heads(heads)
+    assert [len(image.left) for image in images] == [4, 2, 2]
+    for head in range(4):
+        M, F = (A.dense() for A in (trace.view.head(1, head).M, trace.view.head(1, head).F))
+        for image, A in zip(images, (M, M.mT, F), strict=True):
+            assert gap(torch.cdist(image.apply(x)[head], image.apply(x)[head]), torch.cdist(x @ A, x @ A)) <= 1e-6
+            basis = image.basis[head]
+            assert torch.allclose(basis.mT @ basis, torch.eye(basis.shape[1], dtype=F64), atol=1e-9)
+            assert torch.allclose(basis @ (basis.mT @ A), A, atol=1e-9)
 
 
 def test_random_heads_lie_inside_their_null() -> None:

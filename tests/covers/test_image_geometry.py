@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rheoscope.covers import image_geometry as module
-from rheoscope.covers.cloud_comparison import geometry, preservation
+from rheoscope.covers.cloud_comparison import geometry
 from rheoscope.covers.image_geometry import batch_preservation
+from rheoscope.covers.preservation import preservation
 from tests.interpreter import patch_interpreter
 from tests.pretrained.cases import random
 

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import rheoscope as rs
 from rheoscope.covers.rotated_heads import random_head_rotations
-from rheoscope.covers.stack.analysis import union_ranks
+from rheoscope.covers.stack.recovery import compared_cloud, pair_distances, union_ranks
 from tests.cases import double, text, traced
 from tests.covers.cases import random_model, trace_with_points
 from tests.pretrained.cases import random
@@ -97,6 +97,19 @@ def test_joint_ranks_equal_the_ranks_of_concatenated_bases(seed: int, ranks: lis
     basis[-1, :, :1] = basis[0, :, :1]  # a direction that the first and the last head share
     expected = [int(torch.linalg.matrix_rank(torch.cat(list(basis[: n + 1]), -1))) for n in range(len(ranks))]
     assert union_ranks(basis).tolist() == expected
+
+
+def test_cka_from_distances_equals_that_of_inner_products() -> None:
+    """Linear CKA of the images side by side, ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖); 0 for an image that is a point."""
+    x, images = random(0, 15, 6), random(1, 3, 15, 4)
+    images[2] = 1.0
+    joint = pair_distances(images[None]).cumulative(torch.tensor([[2, 0, 1]]))
+    scores = compared_cloud(x).cka(joint)[0]
+    centred = [y - y.mean(0) for y in (x, images[0], torch.cat([images[0], images[1]], -1))]
+    expected = [
+        (centred[0].mT @ y).norm() ** 2 / (centred[0].mT @ centred[0]).norm() / (y.mT @ y).norm() for y in centred[1:]
+    ]
+    assert torch.allclose(scores, torch.stack([torch.zeros((), dtype=F64), *expected]))
 
 
 def slow_search(images: list[np.ndarray], x: np.ndarray) -> tuple[list[int], list[float]]:

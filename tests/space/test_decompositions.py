@@ -10,6 +10,7 @@ from rheoscope.space.decompositions import (
     eigen_root,
     orthonormal_factors,
     qr,
+    root_and_inverse,
     run_in_chunks,
     triangular_factor,
 )
@@ -33,6 +34,20 @@ def test_cholesky_factor_equals_that_of_qr(seed: int, rank: int) -> None:
     assert not T.tril(-1).any()
     assert torch.allclose(T.mT @ T, A.mT @ A, atol=1e-9)
     assert torch.allclose(torch.linalg.svdvals(T), torch.linalg.svdvals(triangular_factor(A)), atol=1e-5)
+
+
+@given(seed=st.integers(0, 1000), rank=st.integers(0, 4), spread=st.sampled_from([0, 3, 6]))
+def test_roots_and_their_inverses_are_those_of_orthonormal_columns(seed: int, rank: int, spread: int) -> None:
+    """Independent columns, columns of a lower rank, and columns whose lengths spread over many powers of ten."""
+    A = random(seed, 3, 20, 4) * torch.logspace(0, -spread, 4, dtype=F64)
+    A[1] = A[1, :, :rank] @ random(seed + 1, rank, 4)
+    for matrices in (A, A[::2]):
+        T, inverse = root_and_inverse(matrices)
+        Q = matrices @ inverse
+        assert torch.allclose(T.mT @ T, matrices.mT @ matrices, atol=1e-9)
+        assert torch.allclose(Q @ T, matrices, atol=1e-12)
+        expected_ranks = torch.tensor([4, rank, 4] if len(matrices) == 3 else [4, 4], dtype=F64)
+        assert torch.allclose(Q.square().sum((-2, -1)), expected_ranks, atol=1e-9)
 
 
 @given(seed=st.integers(0, 1000), rank=st.integers(0, 4))

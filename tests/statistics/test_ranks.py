@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
+from rheoscope.statistics import ranks as module
 from rheoscope.statistics.ranks import (
     centred_ranks,
     centred_ranks_by_search,
     centred_ranks_in_bins,
+    rank_correlations,
     sorted_rank_correlations,
     spearman,
     stable_argsort,
@@ -80,6 +82,18 @@ def test_correlations_of_sorted_rows_equal_those_of_their_ranks(seed: int, n: in
     reference = unit_ranks((random(seed + 1, n) * levels).round())
     expected = (unit_ranks(x.double()) * reference).sum(-1)
     assert torch.allclose(sorted_rank_correlations(x, reference), expected, atol=1e-12)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 30), chunk=st.sampled_from([1, 40, 1 << 17]))
+def test_correlations_equal_those_of_ranks(seed: int, n: int, chunk: int) -> None:
+    """With rows of ties and constant rows, whatever the number of rows that are ranked at once."""
+    x, reference_ranks = random(seed, 2, 4, n), unit_ranks(random(seed + 1, n))
+    x[0, 1], x[1, 2] = (x[0, 1] * 2).round(), 3.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CACHED_ROWS", chunk)
+        correlations = rank_correlations(x, reference_ranks)
+    assert torch.allclose(correlations, unit_ranks(x) @ reference_ranks, atol=1e-12)
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 40), single=st.booleans())

@@ -1,19 +1,19 @@
 """The geometry of a cloud (distances, ranks, neighbours, inner products) and how well an image preserves it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rheoscope.covers.image_geometry import batch_preservation
 from rheoscope.space.pair_distances import distances_between
 from rheoscope.statistics.ranks import centred_ranks, stable_argsort, unit_ranks
 
 PRESERVATION_FIELDS = ("spread", "neighbours", "trustworthiness", "continuity", "rsa", "cka")
 MAX_PAIRS_AT_ONCE = 2**19
 """The number of pairs of tokens that are compared at once."""
+STRETCH_QUANTILES = (0.05, 0.95)
+"""The ratio of these quantiles of the stretch of pairs is `spread`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,38 +67,6 @@ def pairs_with_rows(rows: Int[Tensor, " m"], n: int) -> Bool[Tensor, "m n"]:
     return ~is_row | (token_indices > rows[:, None])
 
 
-def preservation(reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbours: int) -> Float[Tensor, "*t 6"]:
-    """How well each image preserves a cloud: the scores of `PRESERVATION_FIELDS`, computed in chunks."""
-    if clouds.is_cuda and reference.neighbour_ranks.shape[-2] == reference.neighbour_ranks.shape[-1]:
-        is_included = torch.ones_like(reference.rows, dtype=torch.bool)[None]
-        return batch_preservation(reference.x[None], is_included, clouds.flatten(0, -3)[None], n_neighbours)[
-            0
-        ].unflatten(0, clouds.shape[:-2])
-    return torch.cat(
-        [compare_geometries(reference, chunk, n_neighbours) for chunk in _geometry_chunks(reference, clouds)]
-    ).unflatten(0, clouds.shape[:-2])
-
-
-def preservation_with_error(
-    reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbours: int
-) -> Float[Tensor, "*t 7"]:
-    """The scores of `PRESERVATION_FIELDS` and the standard error of `rsa`, which is 0 if all rows are used."""
-    if reference.neighbour_ranks.shape[-2] == reference.neighbour_ranks.shape[-1]:
-        return torch.nn.functional.pad(preservation(reference, clouds, n_neighbours), (0, 1))
-    chunks = [
-        torch.cat(
-            [compare_geometries(reference, image, n_neighbours), rsa_standard_error(reference, image)[:, None]], -1
-        )
-        for image in _geometry_chunks(reference, clouds)
-    ]
-    return torch.cat(chunks).unflatten(0, clouds.shape[:-2])
-
-
-def _geometry_chunks(reference: Geometry, clouds: Float[Tensor, "*t n e"]) -> Iterator[Geometry]:
-    for chunk in clouds.flatten(0, -3).split(max(1, MAX_PAIRS_AT_ONCE // reference.neighbour_ranks.numel())):
-        yield geometry(chunk, reference.rows)
-
-
 def rsa_standard_error(reference: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
     """The standard error of the `rsa` of an image if only some rows are sampled; 0 for all rows.
 
@@ -142,7 +110,7 @@ def stretch_ratio(reference: Geometry, image: Geometry) -> Float[Tensor, "*t"]:
     n = stretch.shape[-1]
     if not n:
         return torch.full_like(image.pair_distances[..., 0], float("nan"))
-    low, high = (stretch.kthvalue(1 + round(quantile * (n - 1)), -1).values for quantile in (0.05, 0.95))
+    low, high = (stretch.kthvalue(1 + round(quantile * (n - 1)), -1).values for quantile in STRETCH_QUANTILES)
     return high / low
 
 

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from rheoscope.attention.lower.block_size import cache_block_numel
-from rheoscope.covers.distortion.analysis import OperatorImage, images_of_operators
 from rheoscope.covers.layer_inputs import read_batch_layer
+from rheoscope.covers.operator_images import OperatorImage, images_of_operators
 from rheoscope.space.claim import ClaimSample, Measured, measure_or_refuse
 from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.head import Heads

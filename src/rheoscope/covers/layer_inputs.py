@@ -4,9 +4,9 @@ For one text (`read_layers`), massive tokens are removed. For many texts (`read_
 positions and a mask selects the included ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,11 +16,14 @@ from rheoscope.messages.advice import Advice, use
 from rheoscope.messages.message import Message
 from rheoscope.running.progress import tick
 from rheoscope.shapes import RheoscopeError
+from rheoscope.space.cpu_cores import map_on_cores
 from rheoscope.space.head import Heads
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
 from rheoscope.space.view import View
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +44,40 @@ def read_layers(trace: Trace, keep_massive: bool = False, min_tokens: int = 1) -
     >>> next(read_layers(rs.load().trace("The keys to the cabinet"))).x_hat.shape[-1]
     256
     """
-    positions = included_positions(trace, keep_massive, min_tokens)
-    if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
-        raise RheoscopeError(Message("the points of this text hold NaN or infinity"), use(dtype="float32"))
+    positions = _checked_positions(trace, keep_massive, min_tokens)
     for layer in range(trace.view.layers):
         tick(layer, trace.view.layers)
         yield read_layer(trace, layer, positions)
+
+
+def map_layer_inputs(
+    function: Callable[[LayerInput], Result], trace: Trace, keep_massive: bool = False, min_tokens: int = 1
+) -> Iterator[Result]:
+    """The results of `function` for the input of every layer, in order. On a CPU every core computes another layer.
+
+    >>> import rheoscope as rs
+    >>> list(map_layer_inputs(lambda layer_input: layer_input.layer, rs.load().trace("The keys to the cabinet")))
+    [0, 1, 2, 3, 4, 5]
+    """
+    positions, view = _checked_positions(trace, keep_massive, min_tokens), trace.view
+
+    @torch.no_grad()
+    def apply(layer: int) -> Result:
+        return function(read_layer(trace, layer, positions))
+
+    layers = range(view.layers)
+    results = map_on_cores(apply, layers, view.layers_at_once) if not trace.points.is_cuda else map(apply, layers)
+    tick(0, view.layers)
+    for layer, result in enumerate(results):
+        tick(layer + 1, view.layers)
+        yield result
+
+
+def _checked_positions(trace: Trace, keep_massive: bool, min_tokens: int) -> Int[Tensor, " n"]:
+    positions = included_positions(trace, keep_massive, min_tokens)
+    if not bool(torch.stack(trace.points.aminmax()).isfinite().all()):
+        raise RheoscopeError(Message("the points of this text hold NaN or infinity"), use(dtype="float32"))
+    return positions
 
 
 def read_layer(trace: Trace, layer: int, positions: Int[Tensor, " n"]) -> LayerInput:

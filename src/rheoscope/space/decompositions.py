@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rheoscope.space.cpu_cores import map_on_cores
 
+MIN_CHOLESKY_PIVOT = 1e-3
+"""Columns with a smaller pivot, relative to the largest, are decomposed by QR."""
 LIBRARY_LOCK = Lock()
 """torch loads a library at its first decomposition on a GPU, which is not thread-safe."""
 
@@ -80,6 +82,28 @@ def orthonormal_factors(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h d
         return Q, T
     T, inverse = _run_on_cpu(eigen_root, _gram(A))
     return (A.double() @ inverse).to(A.dtype), T.to(A.dtype)
+
+
+def root_and_inverse(A: Float[Tensor, "*h d r"]) -> tuple[Float[Tensor, "*h k r"], Float[Tensor, "*h r k"]]:
+    """T with TᵀT = AᵀA, and its pseudo-inverse, so the columns of A T⁻¹ are orthonormal. No matrix with d rows is decomposed.
+
+    On a CPU by Cholesky, in float64, where the columns are far from dependent. Else by the triangular factor of A itself, because
+    AᵀA loses singular values below 1e-8 of the largest.
+
+    >>> T, inverse = root_and_inverse(torch.tensor([[3.0], [4.0]]).double())
+    >>> T.tolist(), inverse.tolist()
+    ([[5.0]], [[0.2]])
+    """
+    if A.device.type != "cpu" and A.shape[-2] >= A.shape[-1]:
+        T, inverse = _run_on_cpu(eigen_root, _gram(A))
+        return T.to(A.dtype), inverse.to(A.dtype)
+    T, failed = torch.linalg.cholesky_ex(_gram(A), upper=True)
+    diagonal = T.diagonal(dim1=-2, dim2=-1)
+    if bool((failed > 0).any()) or bool((diagonal.amin(-1) < MIN_CHOLESKY_PIVOT * diagonal.amax(-1)).any()):
+        T = triangular_factor(A)
+        return T, _run_on_cpu(lambda chunk: (torch.linalg.pinv(chunk, rtol=1e-13),), T)[0]
+    inverse = torch.linalg.solve_triangular(T, torch.eye(T.shape[-1], dtype=T.dtype), upper=True)
+    return T.to(A.dtype), inverse.to(A.dtype)
 
 
 def cholesky_root(gram: Float[Tensor, "*h r r"]) -> Float[Tensor, "*h r r"]:

@@ -5,6 +5,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+CACHED_ROWS = 1 << 17
+"""On a CPU, rows of so many numbers together are ranked at once (1 MiB)."""
 MAX_SORTED_ROW, N_BINS = 1 << 17, 1 << 18
 """On a GPU, rows longer than the first number are ranked in bins; the second is the number of bins."""
 
@@ -81,6 +83,41 @@ def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = 
     return torch.where(size > 0, ranks / torch.where(size > 0, size, 1), 0).reshape(x.shape)
 
 
+def rank_correlations(x: Float[Tensor, "*t n"], reference_ranks: Float[Tensor, " n"]) -> Float[Tensor, "*t"]:
+    """Spearman's correlation of every row with a reference of these `unit_ranks`; 0 for a row whose entries are all equal.
+
+    It equals `unit_ranks(x) @ reference_ranks`. On a CPU the ranks of a row without ties are not written down: its order sorts
+    the reference instead.
+
+    >>> reference_ranks = unit_ranks(torch.tensor([1.0, 2.0, 3.0]).double())
+    >>> rank_correlations(torch.tensor([[1.0, 8.0, 9.0], [9.0, 8.0, 7.0]]).double(), reference_ranks).round(decimals=3).tolist()
+    [1.0, -1.0]
+    """
+    if x.device.type != "cpu" or x.dtype != torch.float64 or x.shape[-1] < 2:
+        return unit_ranks(x) @ reference_ranks
+    rows, n = x.reshape(-1, x.shape[-1]), x.shape[-1]
+    ranks = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
+    sorted_ranks = ranks / ranks.norm()
+    chunks = [
+        _rank_correlations(chunk, reference_ranks, sorted_ranks) for chunk in rows.split(max(1, CACHED_ROWS // n))
+    ]
+    return torch.cat(chunks).reshape(x.shape[:-1])
+
+
+def _rank_correlations(
+    rows: Float[Tensor, "r n"], reference_ranks: Float[Tensor, " n"], sorted_ranks: Float[Tensor, " n"]
+) -> Float[Tensor, " r"]:
+    order = stable_argsort(rows)
+    sorted_rows = rows.gather(-1, order)
+    width = 16 * torch.finfo(rows.dtype).eps * torch.maximum(sorted_rows[:, 0].abs(), sorted_rows[:, -1].abs())
+    has_ties = ~(sorted_rows.diff(dim=-1).abs_().amin(-1) > width)  # NaN included
+    sorted_reference = torch.index_select(reference_ranks, 0, order.flatten(), out=sorted_rows.view(-1))
+    correlations = sorted_reference.view(rows.shape) @ sorted_ranks
+    if bool(has_ties.any()):
+        correlations[has_ties] = unit_ranks(rows[has_ties]) @ reference_ranks
+    return correlations
+
+
 def spearman(
     a: Float[Tensor, "*#t n"], b: Float[Tensor, "*#t n"], usable: Bool[Tensor, "m n"] | None = None
 ) -> Float[Tensor, "*t"]:
@@ -152,10 +189,9 @@ def stable_argsort(x: Float[Tensor, "*t n"]) -> Int[Tensor, "*t n"]:
         return x.argsort(stable=True, dim=-1)
     bits = x.detach().double().contiguous().numpy().view(np.int64)
     mask = (1 << max(1, (x.shape[-1] - 1).bit_length())) - 1
-    packed_bits = bits ^ (
-        (bits >> 63) & np.int64(2**63 - 1)
-    )  # integers in the order of the numbers, negative ones included
-    packed_bits &= ~np.int64(mask)
+    if bits.size and bits.min() < 0:  # integers in the order of the numbers, negative ones included
+        bits = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+    packed_bits = bits & ~np.int64(mask)
     packed_bits |= np.arange(x.shape[-1], dtype=np.int64)
     packed_bits.sort(-1)
     packed_bits &= np.int64(mask)

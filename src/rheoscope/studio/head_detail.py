@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rheoscope.covers.agreement.query_agreement import directions, query_correlations, query_key_vectors, sample_queries
 from rheoscope.covers.distorted_pairs.analysis import rank_changes
-from rheoscope.covers.distortion.analysis import IMAGES, images_of_operators
+from rheoscope.covers.distortion.analysis import IMAGES
 from rheoscope.covers.layer_inputs import LayerInput, included_positions, read_batch_layer, read_layer
+from rheoscope.covers.operator_images import images_of_operators
 from rheoscope.space.masked_means import centre_points
 from rheoscope.space.safe_arithmetic import at_least_float32
 from rheoscope.space.trace import Trace

@@ -12,7 +12,7 @@ from rheoscope.covers.agreement.words import (
     least_similar_head,
     required_agreement,
 )
-from rheoscope.covers.distortion.analysis import IMAGES, images_of_heads
+from rheoscope.covers.distortion.analysis import IMAGES
 from rheoscope.covers.layer_inputs import (
     LayerInput,
     included_positions,
@@ -21,6 +21,7 @@ from rheoscope.covers.layer_inputs import (
     read_layers,
     resolve_layer,
 )
+from rheoscope.covers.operator_images import image_of_heads
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
 from rheoscope.shapes import RheoscopeError
@@ -111,7 +112,7 @@ def kernel(layer_input: LayerInput, head: int, projection: str) -> dict[str, Ten
     """The positions of every pair of tokens, and its distance ranks in E and in an image of one head."""
     return rank_changes(
         layer_input,
-        images_of_heads(layer_input.heads)[IMAGES.index(projection)].apply(layer_input.x_hat.double())[head],
+        image_of_heads(layer_input.heads, projection).apply(layer_input.x_hat.double())[head],
     )
 
 

@@ -1,7 +1,6 @@
 """How well the query, key and content images of a head preserve the geometry of the tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +13,18 @@ from rheoscope.covers.cloud_comparison import (
     PRESERVATION_FIELDS,
     Geometry,
     geometry,
-    preservation,
-    preservation_with_error,
 )
 from rheoscope.covers.distortion.fields import FIELDS
 from rheoscope.covers.image_geometry import batch_preservation
-from rheoscope.covers.layer_inputs import LayerInput, included_positions, provenance, read_batch_layers, read_layers
+from rheoscope.covers.layer_inputs import (
+    LayerInput,
+    included_positions,
+    map_layer_inputs,
+    provenance,
+    read_batch_layers,
+)
+from rheoscope.covers.operator_images import OperatorImage, images_of_heads
+from rheoscope.covers.preservation import preservation, preservation_with_error
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
@@ -27,13 +32,12 @@ from rheoscope.running.block_device import on_block
 from rheoscope.shapes import RheoscopeError
 from rheoscope.space.analysis import Analysis
 from rheoscope.space.decompositions import svdvals
-from rheoscope.space.head import Heads, matmul_per_head
+from rheoscope.space.head import Heads
 from rheoscope.space.layer_stack import stack_padded
 from rheoscope.space.masked_means import centre_points
-from rheoscope.space.operator import Factored
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.results import Results
-from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
+from rheoscope.space.safe_arithmetic import safe_divide
 from rheoscope.space.settings import Count, Draws, Neighbours, Seed
 from rheoscope.space.trace import Trace
 from rheoscope.space.traces import Traces
@@ -93,9 +97,14 @@ def distortion(
     n_tokens = len(included_positions(trace, keep_massive, min_tokens=4))
     _check_settings(n_neighbours, draws, max_tokens, n_tokens)
     row_indices = sample_rows(n_tokens, max_tokens, seed, trace.points.device)
-    layer_rows, rotations = [], random_head_rotations(trace.view.width, draws, seed, trace.points.device)
-    for layer_input in read_layers(trace, keep_massive, min_tokens=4):
-        layer_rows.append(kernel(layer_input, n_neighbours, rotations, seed, row_indices))
+    layer_rows: list[dict[str, Tensor]] = []
+    rotations = random_head_rotations(trace.view.width, draws, seed, trace.points.device)
+
+    def measure_layer(layer_input: LayerInput) -> dict[str, Tensor]:
+        return kernel(layer_input, n_neighbours, rotations, seed, row_indices)
+
+    for layer_row in map_layer_inputs(measure_layer, trace, keep_massive, min_tokens=4):
+        layer_rows.append(layer_row)
         if progress is not None:
             progress(len(layer_rows), trace.view.layers)
     values = {
@@ -148,15 +157,10 @@ def kernel(
         geometry(layer_input.x_hat, row_indices),
         images_of_heads(layer_input.heads),
     )
-    projections = [image.project(cloud) for image in head_images]
-    scores = preservation_with_error(
-        reference,
-        stack_images([x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]),
-        n_neighbours,
-    )
-    raw_scores = preservation(
-        reference, stack_images([matmul_per_head(cloud, image.left) for image in head_images]), n_neighbours
-    )
+    vectors = [image.read(cloud) for image in head_images]
+    projections = [image.project_vectors(x) for x, image in zip(vectors, head_images, strict=True)]
+    scores = preservation_with_error(reference, stack_images(scaled(projections, head_images)), n_neighbours)
+    raw_scores = per_head(preservation(reference, join_images(vectors), n_neighbours), vectors)
     values = dict(zip((*PRESERVATION_FIELDS, "rsa_error"), scores.unbind(-1), strict=True))
     if len(row_indices) == len(cloud):
         del values["rsa_error"]
@@ -168,13 +172,13 @@ def kernel(
 
 
 @torch.no_grad()
-def images_and_constants(heads: Heads) -> "tuple[list[OperatorImage], dict[str, Tensor]]":
+def images_and_constants(heads: Heads) -> tuple[list[OperatorImage], dict[str, Tensor]]:
     """The images of the heads of a layer, and the fields that depend on the weights only."""
     head_images = images_of_heads(heads)
     return head_images, weight_values(heads, head_images)
 
 
-def weight_values(heads: Heads, head_images: "list[OperatorImage]") -> dict[str, Tensor]:
+def weight_values(heads: Heads, head_images: list[OperatorImage]) -> dict[str, Tensor]:
     """The fields that depend on the weights only."""
     width = heads.W_Q.shape[-2] - int(heads.norm.subtracts_mean)
     rank = torch.stack([image.rank for image in head_images], -1)
@@ -192,8 +196,9 @@ def batch(traces: Traces, n_neighbours: int = 5, keep_massive: bool = False) -> 
         read_batch_layers(traces, is_included), layer_constants, strict=True
     ):
         cloud = layer_input.x_hat.double()
-        projections = [image.project(cloud) for image in head_images]
-        row = image_scores(cloud, is_included, head_images, projections, n_neighbours)
+        vectors = [image.read(cloud) for image in head_images]
+        projections = [image.project_vectors(x) for x, image in zip(vectors, head_images, strict=True)]
+        row = image_scores(cloud, is_included, scaled(projections, head_images), vectors, n_neighbours)
         centred_cloud, is_included_per_head = (
             centre_points(cloud, is_included),
             is_included.repeat_interleave(traces.view.heads, 0),
@@ -210,20 +215,14 @@ def batch(traces: Traces, n_neighbours: int = 5, keep_massive: bool = False) -> 
 def image_scores(
     cloud: Float[Tensor, "b n d"],
     is_included: Bool[Tensor, "b n"],
-    head_images: "list[OperatorImage]",
-    projections: list[Tensor],
+    images: list[Tensor],
+    vectors: list[Tensor],
     n_neighbours: int,
 ) -> dict[str, Float[Tensor, "b h image"]]:
-    """How well the images of every head, and q, k and v themselves (`…_raw`), preserve the geometry of the cloud.
-
-    `projections` are the clouds projected to the directions that each image reads, before scaling by singular values.
-    """
-    scaled_images = [x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]
-    all_images = stack_images([*scaled_images, *(matmul_per_head(cloud, image.left) for image in head_images)])
-    scores = batch_preservation(cloud, is_included, all_images.flatten(1, 2), n_neighbours).unflatten(
-        1, all_images.shape[1:3]
-    )
-    parts = zip(("", "_raw"), scores.split(len(head_images), 2), strict=True)
+    """How well the images of every head, and q, k and v themselves (`…_raw`), preserve the geometry of the cloud."""
+    clouds = [*images, *vectors]
+    scores = per_head(batch_preservation(cloud, is_included, join_images(clouds), n_neighbours), clouds)
+    parts = zip(("", "_raw"), scores.split(len(images), 2), strict=True)
     return {
         f"{name}{suffix}": x
         for suffix, part in parts
@@ -234,7 +233,7 @@ def image_scores(
 def null_values(
     cloud: Float[Tensor, "n d"],
     reference: Geometry,
-    head_images: "list[OperatorImage]",
+    head_images: list[OperatorImage],
     n_neighbours: int,
     rotations: Tensor,
     seed: int,
@@ -263,61 +262,36 @@ def null_values(
     return values | {"rsa_null_draws": null_samples[..., PRESERVATION_FIELDS.index("rsa")]}
 
 
+def scaled(projections: list[Tensor], head_images: list[OperatorImage]) -> list[Tensor]:
+    """x̂ U S of every image from x̂ U."""
+    return [x * image.singular_values[:, None] for x, image in zip(projections, head_images, strict=True)]
+
+
 def stack_images(clouds: list[Tensor]) -> Float[Tensor, "*t image n e"]:
     """Clouds as one tensor. Missing dimensions are filled with zeros, which do not change distances."""
+    return torch.stack(_with_equal_width(clouds), -3)
+
+
+def join_images(clouds: list[Tensor]) -> Float[Tensor, "*t c n e"]:
+    """The clouds of all heads of several images, one image after the other."""
+    return torch.cat(_with_equal_width(clouds), -3)
+
+
+def _with_equal_width(clouds: list[Tensor]) -> list[Tensor]:
     widest = max(cloud.shape[-1] for cloud in clouds)
-    return torch.stack([pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds], -3)
+    return [pad(cloud, (0, widest - cloud.shape[-1])) for cloud in clouds]
 
 
-@dataclass(frozen=True, eq=False)
-class OperatorImage:
-    """The images x̂A of a cloud under one operator of every head, A = U S Vᵀ = left · right.
-
-    x̂ · left is q (times the scale), k or v. The orthonormal columns `basis` (U) span the directions that A reads, and
-    `singular_values` (S) are their stretches. Both are 0 beyond the rank of A.
-    """
-
-    left: Float[Tensor, "h d k"]
-    basis: Float[Tensor, "h d r"]
-    singular_values: Float[Tensor, "h r"]
-
-    def apply(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
-        """x̂ U S, which has the same distances as x̂A."""
-        return self.project(cloud) * self.singular_values[:, None]
-
-    def project(self, cloud: Float[Tensor, "*t n d"]) -> Float[Tensor, "*t h n r"]:
-        """x̂ U, the cloud projected to the directions that A reads."""
-        return matmul_per_head(cloud, self.basis)
-
-    def float(self) -> "OperatorImage":
-        """The same in float32."""
-        return OperatorImage(self.left.float(), self.basis.float(), self.singular_values.float())
-
-    def to(self, device: torch.device) -> "OperatorImage":
-        """The same on a device."""
-        return OperatorImage(self.left.to(device), self.basis.to(device), self.singular_values.to(device))
-
-    @property
-    def rank(self) -> Float[Tensor, " h"]:
-        return (self.singular_values > 0).sum(-1).double()
+def per_head(scores: Float[Tensor, "*t c s"], clouds: list[Tensor]) -> Float[Tensor, "*t h image s"]:
+    """The scores of joined images, by head. Heads that share a key or a value share its scores."""
+    counts = [cloud.shape[-3] for cloud in clouds]
+    return torch.stack([x.repeat_interleave(max(counts) // x.shape[-2], -2) for x in scores.split(counts, -2)], -2)
 
 
 def collapse(X: Float[Tensor, "*b n d"], projection: Float[Tensor, "*b h n r"]) -> Float[Tensor, "*b h"]:
     """1 − ‖X U‖²/‖X‖² of a centred cloud X and its projection X U; 0 for a cloud without variance."""
     total = X.square().sum((-2, -1))[..., None]
     return safe_divide(total - projection.square().sum((-2, -1)), total)
-
-
-def images_of_heads(heads: Heads) -> list[OperatorImage]:
-    """The query, key and content images of every head of a layer: x̂M, x̂Mᵀ and x̂F."""
-    return images_of_operators(heads.M(), heads.F())
-
-
-def images_of_operators(M: Factored, F: Factored) -> list[OperatorImage]:
-    """The query, key and content images under the operators of some heads."""
-    M, F = (Factored(at_least_float32(A.left).double(), at_least_float32(A.right).double()) for A in (M, F))
-    (U, s, Vh), (U_F, s_F, _) = M.truncated_svd(), F.truncated_svd()
-    return [OperatorImage(M.left, U, s), OperatorImage(M.right.mT, Vh.mT, s), OperatorImage(F.left, U_F, s_F)]
 
 
 def random_projection_scores(
@@ -331,9 +305,11 @@ def random_projection_scores(
 
 def mismatch_values(query: OperatorImage, key: OperatorImage, width: int) -> dict[str, Tensor]:
     """The angles between the subspaces that queries and keys read. A head of lower rank has fewer angles."""
-    cosines, rank = svdvals(query.basis.mT @ key.basis).clamp(max=1), query.rank
+    queries, keys = query.left, key.left.repeat_interleave(len(query.left) // len(key.left), 0)
+    cosines = svdvals(query.whitening.mT @ (queries.mT @ keys) @ key.whitening).clamp(max=1)
+    rank = query.rank
     has_angle = torch.arange(cosines.shape[-1], device=cosines.device) < rank[:, None]
-    diagonal = (query.left * key.left).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
+    diagonal = (queries * keys).sum((-2, -1))  # tr(L R) = ⟨L, Rᵀ⟩
     null_mean, null_sd = mismatch_null(rank, width)
     return {
         "principal_angles": torch.where(has_angle, cosines.acos(), torch.nan),

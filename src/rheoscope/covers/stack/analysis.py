@@ -4,27 +4,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.cloud_comparison import MAX_PAIRS_AT_ONCE
-from rheoscope.covers.distortion.analysis import IMAGES, OperatorImage, images_of_heads
-from rheoscope.covers.layer_inputs import included_positions, provenance, read_layers
+from rheoscope.covers.layer_inputs import LayerInput, included_positions, map_layer_inputs, provenance
+from rheoscope.covers.operator_images import OperatorImage, image_of_heads
 from rheoscope.covers.rotated_heads import random_head_rotations
+from rheoscope.covers.stack.recovery import Cloud, compared_cloud, greedy_recovery, pair_distances, union_ranks
+from rheoscope.running.block_device import on_block
 from rheoscope.space.analysis import Analysis, Field
-from rheoscope.space.operator import RANK_TOLERANCE
-from rheoscope.space.pair_distances import centred_inner_products, distances, upper_triangle
 from rheoscope.space.report_run import ReportRun
 from rheoscope.space.safe_arithmetic import at_least_float32, safe_divide
 from rheoscope.space.settings import Draws, ProjectionName, Seed
 from rheoscope.space.trace import Trace
-from rheoscope.statistics.ranks import unit_ranks
 
 if TYPE_CHECKING:
     import xarray
-
-InnerProducts = Float[Tensor, "*t n n"]
-Similarity = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
@@ -68,26 +64,17 @@ def stack(
     True
     """
     positions = included_positions(trace, keep_massive, min_tokens=4)
-    embedding_products, rows = centred_inner_products(at_least_float32(trace.points[0])[positions].double()), []
-    image_products, cloud_products, embedding_rsa = (
-        torch.zeros_like(embedding_products),
-        torch.zeros_like(embedding_products),
-        rsa_with(embedding_products),
-    )
+    embedding = compared_cloud(at_least_float32(trace.points[0])[positions].double())
     rotations = random_head_rotations(trace.view.width, draws, seed, trace.points.device)
-    for layer_input in read_layers(trace, keep_massive, min_tokens=4):
-        x_hat, head_image = layer_input.x_hat.double(), images_of_heads(layer_input.heads)[IMAGES.index(projection)]
-        image_products, cloud_products = (
-            image_products + centred_inner_products(head_image.apply(x_hat)).sum(0),
-            cloud_products + centred_inner_products(x_hat),
-        )
-        rows.append(
-            kernel(x_hat, head_image, x_hat.shape[-1] - int(layer_input.heads.norm.subtracts_mean), rotations, seed)
-        )
-        rows[-1] |= {
-            "recovered_layers": embedding_rsa(image_products),
-            "recovered_layers_null": embedding_rsa(cloud_products),
-        }
+    image_pairs, cloud_pairs, rows = torch.zeros_like(embedding.pair_ranks), torch.zeros_like(embedding.pair_ranks), []
+
+    def measure_layer(layer_input: LayerInput) -> dict[str, Tensor]:
+        return kernel(layer_input, projection, rotations, seed)
+
+    for row in map_layer_inputs(measure_layer, trace, keep_massive, min_tokens=4):
+        image_pairs, cloud_pairs = image_pairs + row.pop("image_pairs"), cloud_pairs + row.pop("cloud_pairs")
+        row |= {"recovered_layers": embedding.rsa(image_pairs), "recovered_layers_null": embedding.rsa(cloud_pairs)}
+        rows.append(row)
         if progress is not None:
             progress(len(rows), trace.view.layers)
     values = with_layer_means({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
@@ -97,65 +84,53 @@ def stack(
     return STACK.label(values, coords, provenance(trace, keep_massive, projection=projection, draws=draws, seed=seed))
 
 
+@on_block
 def kernel(
-    x_hat: Float[Tensor, "n d"], head_image: OperatorImage, width: int, rotations: Float[Tensor, "draw d d"], seed: int
+    layer_input: LayerInput, projection: str, rotations: Float[Tensor, "draw d d"], seed: int
 ) -> dict[str, Tensor]:
-    """All fields of one layer, from the inner products of the images of the cloud under its heads."""
-    cloud_products = centred_inner_products(x_hat)
-    values = {name: x[0] for name, x in greedy_recovery(cloud_products, x_hat[None], head_image).items()}
-    ranks = head_image.rank
+    """All fields of one layer, and the squared distances of pairs in the image of all its heads and in its input."""
+    x_hat, head_image = layer_input.x_hat.double(), image_of_heads(layer_input.heads, projection)
+    cloud, width = compared_cloud(x_hat), x_hat.shape[-1] - int(layer_input.heads.norm.subtracts_mean)
+    values = {name: x[0] for name, x in greedy_recovery(cloud, x_hat[None], head_image).items()}
+    order, ranks, basis = values["head_order"], head_image.rank, head_image.basis
+    products = basis_products(basis)
+    joint_ranks = union_ranks(basis[order], products[order][:, :, order].flatten(2).flatten(0, 1))
+    images = pair_distances(head_image.apply(x_hat)).pairs
     values |= {
-        "joint_rank_share": union_ranks(head_image.basis[values["head_order"]]) / width,
-        "overlap": subspace_overlaps(head_image),
+        "joint_rank_share": joint_ranks / width,
+        "overlap": subspace_overlaps(products, ranks),
         "overlap_null": (ranks.mean() / width).clamp(max=1),
-        "rank_ratio": ranks.sum() / union_ranks(head_image.basis)[-1],
+        "rank_ratio": ranks.sum() / joint_ranks[-1],
+        "image_pairs": images.sum(0),
+        "cloud_pairs": pair_distances(x_hat).pairs,
     }
-    return values | (null_values(cloud_products, x_hat, head_image, rotations, seed) if len(rotations) else {})
-
-
-def greedy_recovery(
-    cloud_products: InnerProducts, clouds: Float[Tensor, "t n d"], head_image: OperatorImage
-) -> dict[str, Float[Tensor, "t h"]]:
-    """The part of one cloud that the first 1, 2, … heads recover from other clouds, in greedy order."""
-    cloud_rsa, cloud_cka = rsa_with(cloud_products), cka_with(cloud_products)
-    image_products, projected_products = (
-        centred_inner_products(head_image.apply(clouds)),
-        centred_inner_products(head_image.project(clouds)),
-    )
-    order = greedy_order(image_products, cloud_rsa)
-    image_products, projected_products = (
-        x.take_along_dim(order[..., None, None], 1).cumsum(1) for x in (image_products, projected_products)
-    )
-    return {
-        "recovered": cloud_rsa(image_products),
-        "recovered_orthonormal": cloud_rsa(projected_products),
-        "recovered_cka": cloud_cka(image_products),
-        "head_order": order,
-    }
+    return values | (null_values(cloud, x_hat, head_image, images, rotations, seed) if len(rotations) else {})
 
 
 def null_values(
-    cloud_products: InnerProducts, x_hat: Float[Tensor, "n d"], head_image: OperatorImage, rotations: Tensor, seed: int
+    cloud: Cloud,
+    x_hat: Float[Tensor, "n d"],
+    head_image: OperatorImage,
+    images: Float[Tensor, "h p"],
+    rotations: Tensor,
+    seed: int,
 ) -> dict[str, Tensor]:
     """The values of randomly rotated heads, of heads in random order and of random projections."""
-    generator, image_products, cloud_rsa = (
-        torch.Generator().manual_seed(seed),
-        centred_inner_products(head_image.apply(x_hat)),
-        rsa_with(cloud_products),
-    )
-    rotation_chunks = rotations.split(max(1, MAX_PAIRS_AT_ONCE // image_products.numel()))
-    orders = torch.stack([torch.randperm(len(image_products), generator=generator) for _ in rotations])
-    random_maps = [torch.randn(head_image.left.shape, generator=generator).to(x_hat) for _ in rotations]
-    null_chunks = [greedy_recovery(cloud_products, x_hat @ Q.double(), head_image) for Q in rotation_chunks]
+    generator, n_heads = torch.Generator().manual_seed(seed), len(images)
+    rotation_chunks = rotations.split(max(1, MAX_PAIRS_AT_ONCE // (n_heads * len(x_hat) ** 2)))
+    orders = torch.stack([torch.randperm(n_heads, generator=generator) for _ in rotations])
+    map_shape = (n_heads, *head_image.left.shape[1:])
+    random_maps = [torch.randn(map_shape, generator=generator).to(x_hat) for _ in rotations]
+    null_chunks = [greedy_recovery(cloud, x_hat @ Q.double(), head_image) for Q in rotation_chunks]
     null_samples = {
         name: torch.cat([chunk[name] for chunk in null_chunks]) for name in null_chunks[0] if name != "head_order"
     }
     return {
         **{f"{name}_null": x.mean(0) for name, x in null_samples.items()},
         **{f"{name}_null_draws": null_samples[name][:, -1] for name in MEAN_FIELDS},
-        "recovered_random": torch.stack([cloud_rsa(image_products[order].cumsum(0)) for order in orders]).mean(0),
+        "recovered_random": torch.stack([cloud.rsa(images[order].cumsum(0)) for order in orders]).mean(0),
         "recovered_projection": torch.stack(
-            [cloud_rsa(centred_inner_products(x_hat @ W).cumsum(0)) for W in random_maps]
+            [cloud.rsa(pair_distances(x_hat @ W).pairs.cumsum(0)) for W in random_maps]
         ).mean(0),
     }
 
@@ -171,48 +146,15 @@ def with_layer_means(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return values | means | null_means
 
 
-def rsa_with(reference: InnerProducts) -> Similarity:
-    """A function that correlates (Spearman) the pairwise distances of clouds with those of the reference."""
-    reference_ranks = unit_ranks(upper_triangle(distances(reference)))
-    return lambda inner: unit_ranks(upper_triangle(distances(inner))) @ reference_ranks
+def basis_products(basis: Float[Tensor, "h d r"]) -> Float[Tensor, "h r h s"]:
+    """The inner products of the directions of all heads."""
+    columns = basis.transpose(0, 1).flatten(1)
+    return (columns.mT @ columns).unflatten(0, (len(basis), -1)).unflatten(2, (len(basis), -1))
 
 
-def cka_with(reference: InnerProducts) -> Similarity:
-    """A function that gives the cosine of the inner products of clouds and of the reference (linear CKA)."""
-    return lambda inner: safe_divide((inner * reference).sum((-2, -1)), inner.norm(dim=(-2, -1)) * reference.norm())
-
-
-def greedy_order(image_products: Float[Tensor, "t h n n"], similarity: Similarity) -> Int[Tensor, "t h"]:
-    """The greedy order of the heads by similarity, for many clouds at once."""
-    n_heads = image_products.shape[1]
-    remaining_heads, order = torch.arange(n_heads, device=image_products.device).expand(len(image_products), -1), []
-    current_products = torch.zeros_like(image_products[:, :1])
-    for _ in range(n_heads):
-        candidates = current_products + image_products.take_along_dim(remaining_heads[..., None, None], 1)
-        best = similarity(candidates).argmax(1, keepdim=True)
-        order.append(remaining_heads.gather(1, best))
-        current_products = candidates.take_along_dim(best[..., None, None], 1)
-        remaining_heads = remaining_heads[remaining_heads != order[-1]].unflatten(0, (len(image_products), -1))
-    return torch.cat(order, 1)
-
-
-def union_ranks(basis: Float[Tensor, "h d r"]) -> Float[Tensor, " h"]:
-    """The rank of the joint space of the first 1, 2, …, h heads. Each head adds its new directions."""
-    union_basis, ranks = basis[0, :, :0], []
-    for head_basis in basis:
-        residual = head_basis - union_basis @ (union_basis.mT @ head_basis)
-        new_directions, singular_values, _ = torch.linalg.svd(
-            residual - union_basis @ (union_basis.mT @ residual), full_matrices=False
-        )
-        union_basis = torch.cat([union_basis, new_directions[:, singular_values > RANK_TOLERANCE]], -1)
-        ranks.append(union_basis.shape[-1])
-    return torch.tensor(ranks, dtype=torch.float64, device=basis.device)
-
-
-def subspace_overlaps(head_image: OperatorImage) -> Float[Tensor, "h h"]:
+def subspace_overlaps(products: Float[Tensor, "h r h s"], ranks: Float[Tensor, " h"]) -> Float[Tensor, "h h"]:
     """The mean cos² of the principal angles between every two spaces, over the smaller of their ranks."""
-    squared_cosines = torch.einsum("adr,bds->abrs", head_image.basis, head_image.basis).square().sum((-2, -1))
-    return safe_divide(squared_cosines, torch.minimum(head_image.rank[:, None], head_image.rank))
+    return safe_divide(products.square().sum((1, 3)), torch.minimum(ranks[:, None], ranks))
 
 
 MEAN_FIELDS = ("recovered", "recovered_orthonormal")

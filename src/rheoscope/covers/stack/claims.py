@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.covers.distance_recovery import measure_distances
-from rheoscope.covers.distortion.analysis import OperatorImage, stack_images
+from rheoscope.covers.distortion.analysis import stack_images
+from rheoscope.covers.operator_images import OperatorImage
 from rheoscope.messages.message import Message
 from rheoscope.space.claim import Claim, ClaimPart, ClaimSample, Measured
 
