@@ -26,6 +26,7 @@ from rheoscope.report.atlas_tables import (
     side_cards,
 )
 from rheoscope.report.forest_plot import signed_number
+from rheoscope.report.published_tables import finding_tables
 from rheoscope.space.published_finding import ModelCurves
 from tests.commands.cases import run_rheoscope
 from tests.report.test_atlas_entry import entry
@@ -230,6 +231,11 @@ def test_every_published_finding_has_a_source_and_is_compared() -> None:
     for finding, rows in comparisons.items():
         assert finding.source.startswith("https://")
         assert list(rows) == ["a", "b", "c"]
+    for table, rows in zip(finding_tables(comparisons), comparisons.values(), strict=True):
+        answers = [str(row[1].text) for row in table.rows]
+        n_agree, n_compared = answers.count("agrees"), answers.count("agrees") + answers.count("disagrees")
+        assert str(table.note).startswith(f"{n_agree} of {n_compared} agree. ")
+        assert len(answers) == len(rows)
 
 
 @pytest.mark.parametrize(

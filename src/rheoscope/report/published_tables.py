@@ -15,8 +15,18 @@ def finding_tables(comparisons: Mapping[PublishedFinding, Mapping[str, Compariso
 def _finding_table(finding: PublishedFinding, rows: Mapping[str, Comparison | None]) -> Table:
     header = [Cell(Message("model")), Cell(Message("answer")), Cell(Message("numbers"))]
     answers = [_comparison_cells(name, comparison) for name, comparison in rows.items()]
-    note = join(" ", [finding.criterion, Message("Source: {source}", source=Verbatim(finding.source))])
+    note = join(
+        " ", [count_sentence(rows), finding.criterion, Message("Source: {source}", source=Verbatim(finding.source))]
+    )
     return Table(finding.statement, header, answers, frozenset(range(3)), note=note)
+
+
+def count_sentence(rows: Mapping[str, Comparison | None]) -> Message:
+    """How many of the clouds that a finding is about agree with it."""
+    answers = [
+        comparison.agrees for comparison in rows.values() if comparison is not None and comparison.agrees is not None
+    ]
+    return Message("{n} of {total} agree.", n=sum(answers), total=len(answers))
 
 
 def _comparison_cells(name: str, comparison: Comparison | None) -> list[Cell]:
