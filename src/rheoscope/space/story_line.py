@@ -73,7 +73,7 @@ class StoryLine:
             field for field in self.required_fields if not any(field in results.datasets[name] for name in self.needs)
         ]
         if missing_fields:
-            return Message("this text in this model has no field {field}", field=missing_fields[0])
+            return Message("this text in this model has no number for this line")
         if results.n_ordinary_tokens < self.min_tokens:
             return Message("a line of the story needs at least {n} tokens; use a longer text", n=self.min_tokens)
         return None
