@@ -67,3 +67,22 @@ def test_rows_of_a_group_have_no_name_without_a_value(studio: tuple[Session, str
         assert {name for text, name in first_cells if text} == {"type"}
         assert {name for text, name in first_cells if not text} == {""}
         assert errors == []
+
+
+def test_the_legends_of_all_layers_end_above_the_scrubber(studio: tuple[Session, str], browser: Any) -> None:
+    with open_page(browser) as (page, errors):
+        page.set_viewport_size(PHONE)
+        page.goto(
+            f"{studio[1]}#text={quote(TEXT)}&step=4&layer=1&head=2&token=5&show=trails,arcs,moves,coupling&edits=1.2.both.ablate"
+        )
+        wait_for_cloud(page)
+        for legend in ("moves", "coupling"):
+            page.locator(f"[data-legend={legend}]").wait_for()
+        foot, controls = (page.locator(part).bounding_box() for part in (".cloud .foot", ".controls"))
+        assert foot is not None
+        assert controls is not None
+        assert foot["y"] + foot["height"] <= controls["y"] + 1
+        page.locator("[data-legend=coupling]").scroll_into_view_if_needed()
+        assert page.evaluate(COVERED, "[data-legend=coupling]") == []
+        assert page.evaluate(CUT_TEXT) == []
+        assert errors == []

@@ -382,7 +382,7 @@ export const en = {
   tour_space: 'Each of the {tokens} tokens is a point in one space of {width} dimensions. What a layer knows about a token is where its point is. You see three axes of this space. The ring marks the last token, which predicts.',
   tour_operators: 'One operator of {head} decides who looks where: the last token looks most at {token}, with {percent} % of its attention (strongest arc). The other decides what is carried over: the arrows show how the head moves each token.',
   tour_operators_plain: 'One operator of {head} decides who looks where (arcs). The other decides what is carried over: the arrows show how the head moves each token.',
-  tour_projection: 'An operator sees a projection of the cloud. {first} and {second} (pinned) are nearer to each other than {near} % of all pairs. As keys of {head} they are farther apart than {far} % of them. The figure shows both.',
+  tour_projection: 'An operator sees a projection of the cloud. {first} and {second} (pinned) are nearer to each other than {near} % of all pairs. As keys of {head} they are farther apart than {far} % of them. The figure “{figure}” shows both.',
   tour_projection_plain: 'An operator sees a projection of the cloud, which moves some tokens apart and others together. The figure shows the cloud and its images as {head} reads and writes them.',
   tour_flow: 'Layer by layer the last token travels, and what it would predict changes on the way: {words}. In the end the model says {token} ({percent} %). Press space to watch it again.',
   tour_flow_plain: 'Layer by layer every token travels. Press space to watch it again.',
