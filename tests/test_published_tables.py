@@ -102,6 +102,43 @@ def test_a_published_table_follows_from_its_logs(page: str) -> None:
     assert wrong == []
 
 
+def test_the_table_of_the_preserved_system_follows_from_its_logs() -> None:
+    """Holm's correction covers the contrasts at the best rates and those at the baseline's rate, where it is another one."""
+    race = json.loads((RESULTS / "race" / "preserved.json").read_text())
+    losses = {(pack["entrant"], pack["rate"]): np.array(pack["loss"][-1], dtype=np.float64) for pack in race["packs"]}
+    rates = {name: run[0] for name, run in race["chosen"].items()}
+    baseline, baseline_rate = losses[BASELINE, rates[BASELINE]], rates[BASELINE]
+    delta = {(name, rates[name]): losses[name, rates[name]] - baseline for name in rates if name != BASELINE}
+    delta |= {(name, baseline_rate): losses[name, baseline_rate] - baseline for name in rates
+              if name != BASELINE and (name, baseline_rate) in losses}  # fmt: skip
+    errors = {run: x.std(ddof=1) / np.sqrt(len(x)) for run, x in delta.items()}
+    p = {str(run): 2 * stats.t.sf(abs(x.mean()) / errors[run], len(x) - 1) for run, x in delta.items()}
+    adjusted = holm(p)
+
+    def interval_of(run: tuple[str, float]) -> tuple[float, float, float]:
+        mean, half = delta[run].mean(), stats.t.ppf(0.975, len(baseline) - 1) * errors[run]
+        return mean, mean - half, mean + half
+
+    lines = (RESULTS / "races" / "preserved.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| `[^`]+` \| \de-3 ", line)]
+    assert {row[0].strip("`") for row in rows} == set(rates) - {BASELINE}
+    assert len(baseline) == 12
+    for cell, rate, mean, interval, p_cell, verdict, _, at_baseline in rows:
+        run = (cell.strip("`"), float(rate))
+        assert run in delta
+        printed = [mean, *interval.split(" to "), p_cell]
+        values = [*interval_of(run), adjusted[str(run)]]
+        assert all(map(is_rounded, printed, values)), cell
+        assert verdict == ("unclear" if adjusted[str(run)] >= 0.05 else "ahead" if delta[run].mean() < 0 else "behind")
+        other = (run[0], baseline_rate)
+        if at_baseline == "the same":
+            assert other == run
+        elif at_baseline == "not trained":
+            assert other not in delta
+        else:
+            assert all(map(is_rounded, re.findall(rf"[+{MINUS}]\.\d+", at_baseline), interval_of(other))), cell
+
+
 def test_a_wrong_digit_is_found() -> None:
     delta = differences(final_losses("large"))["tied"]
     assert is_rounded("+.153", delta.mean())

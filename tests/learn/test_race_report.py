@@ -299,7 +299,13 @@ def test_entrants_at_an_end_of_the_grid_or_different_only_at_their_own_rate_are_
     note = race_tables.table_note(comparison_dataset(compare_entrants(all_curves, judged_rates=best_rates), settings))
     assert "Best at an end of the grid, so a wider grid may help: gated, tied." in note
     assert "Different only at its own rate, so the rate may explain the difference: tied." in note
+    assert "Not trained at the baseline's rate" not in note
     assert "p is corrected for 5 contrasts with the baseline (Holm)." in note
+    without_tied_at_that_rate = [c for c in all_curves if (c.entrant, c.rate) != ("tied", 2e-3)]
+    incomplete = compare_entrants(without_tied_at_that_rate, judged_rates=best_rates)
+    note = race_tables.table_note(comparison_dataset(incomplete, settings))
+    assert "Not trained at the baseline's rate with these seeds: tied." in note
+    assert "only at its own rate" not in note
     note_at_one_rate = race_tables.table_note(comparison_dataset(compare_entrants(all_curves[:6]), settings))
     assert "end of the grid" not in note_at_one_rate
     assert "only at its own rate" not in note_at_one_rate

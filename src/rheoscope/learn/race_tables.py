@@ -79,6 +79,8 @@ def table_note(result: "xarray.Dataset") -> Message:
     }
     at_grid_end = [name for name, rate in rate_by_entrant.items() if rate in _grid_ends(result, name)]
     at_other_rate = [name for name in rate_by_entrant if _may_be_due_to_rate(result.sel(entrant=name))]
+    compared = [name for name in at_other_rate if str(result.sel(entrant=name).verdict_at_baseline_rate.values)]
+    not_compared = [name for name in at_other_rate if name not in compared]
     sentences: list[str] = [
         Message("Differences are paired by seed."),
         *_rate_choice(result),
@@ -100,11 +102,17 @@ def table_note(result: "xarray.Dataset") -> Message:
                 "Best at an end of the grid, so a wider grid may help: {entrants}.", entrants=", ".join(at_grid_end)
             )
         )
-    if at_other_rate:
+    if compared:
         sentences.append(
             Message(
                 "Different only at its own rate, so the rate may explain the difference: {entrants}.",
-                entrants=", ".join(at_other_rate),
+                entrants=", ".join(compared),
+            )
+        )
+    if not_compared:
+        sentences.append(
+            Message(
+                "Not trained at the baseline's rate with these seeds: {entrants}.", entrants=", ".join(not_compared)
             )
         )
     return join(" ", sentences)
