@@ -1,7 +1,7 @@
 """Cost of the full map of heads and tokens, and agreement of patched predictions with TransformerLens.
 
     python benchmarks/patching.py          the default model at 64 tokens, minutes (--smallest: 12 tokens, nothing is stored)
-    make peers                             the same, and the patches of TransformerLens on GPT-2's shape
+    make peers                             the same, and the patches and paths of TransformerLens on GPT-2's shape
 
 The map patches the output of every head at every token: L · H · N runs of N tokens. It is compared with the batched forward passes
 that it needs: the same number of texts in the same batches, through the whole network, and through the blocks that are not reused.
@@ -20,6 +20,8 @@ from timing import interleaved, make_parser, ratio, store_rows
 from torch import Tensor
 
 import rheoscope as rs
+from rheoscope.covers.circuit.edges import ROLES, Edge, Node, edge_name
+from rheoscope.covers.circuit.path_effects import PathEffects
 from rheoscope.covers.patch.analysis import pair_batch
 from rheoscope.covers.patch.pairs import PairBatch
 from rheoscope.covers.patch.patched_runs import TOKENS_PER_RUN, PatchedRuns, both_directions
@@ -114,7 +116,55 @@ def agreement_rows(size: dict[str, int]) -> list[dict[str, object]]:
             error = float((ours - theirs).abs().max())
             rows.append({"name": f"L{layer} {part}", "metric": float(theirs), "largest difference": error})
             print(f"L{layer} {part:20s} metric {float(theirs):8.4f}   difference {error:.1e}")
+    return rows + path_rows(bridge, batch)
+
+
+def path_rows(bridge: Any, batch: PairBatch) -> list[dict[str, object]]:
+    """The same for edges from a head of the first layer into a head of the last one, through each role."""
+    n_layers = batch.clean.view.layers
+    edges = [Edge(Node(0, 3), Node(n_layers - 1, 5), role) for role in ROLES]
+    paths, _ = PathEffects.both_directions(batch)
+    ours = paths.exact(edges, lambda: None)
+    rows: list[dict[str, object]] = []
+    for edge in edges:
+        logits = bridge_path(bridge, batch, edge)
+        theirs = batch.measure(logits[:, -1].double().log_softmax(-1)[None])[0]
+        error = float((ours[edge] - theirs).abs().max())
+        name = edge_name(edge, n_layers)
+        rows.append({"name": name, "metric": float(theirs), "largest difference": error})
+        print(f"{name:23s} metric {float(theirs):8.4f}   difference {error:.1e}")
     return rows
+
+
+def bridge_path(bridge: Any, batch: PairBatch, edge: Edge) -> Tensor:
+    """The logits of the corrupt text with one edge from the clean text, by hooks of TransformerLens.
+
+    The first run freezes all heads and lets the sender write the donor's output. The second run reads its queries, keys or values.
+    """
+    (_, base), (_, donor) = (bridge.run_with_cache(texts.ids) for texts in (batch.corrupt, batch.clean))
+    read_name = f"blocks.{edge.receiver.layer}.attn.hook_{edge.role}"
+    read: list[Tensor] = []
+
+    def set_head(x: Tensor, values: Tensor, head: int) -> Tensor:
+        return x.index_copy(2, torch.tensor([head]), values.reshape(x.shape)[:, :, head : head + 1])
+
+    def freeze(name: str, is_sender: bool) -> Callable[[Tensor, Any], Tensor]:
+        def hook(x: Tensor, hook: Any) -> Tensor:
+            frozen = base[name].reshape(x.shape)
+            return set_head(frozen, donor[name], edge.sender.head) if is_sender else frozen
+
+        return hook
+
+    def record(x: Tensor, hook: Any) -> None:
+        read.append(x.clone())
+
+    def write(x: Tensor, hook: Any) -> Tensor:
+        return set_head(x, read[0], edge.receiver.head)
+
+    names = [f"blocks.{layer}.attn.hook_z" for layer in range(batch.clean.view.layers)]
+    heads = [(name, freeze(name, layer == edge.sender.layer)) for layer, name in enumerate(names)]
+    bridge.run_with_hooks(batch.corrupt.ids, fwd_hooks=[*heads, (read_name, record)])
+    return bridge.run_with_hooks(batch.corrupt.ids, fwd_hooks=[(read_name, write)])
 
 
 def parts_of_layer(

@@ -9,6 +9,7 @@ import torch
 
 import rheoscope as rs
 from rheoscope.covers.patch import over_pairs
+from rheoscope.covers.patch.words import token_place
 from rheoscope.shapes import RheoscopeError
 from tests.cases import default, double, text
 
@@ -61,6 +62,7 @@ def test_all_tokens_of_a_span_are_patched_together() -> None:
     result = rs.patch_pairs(default(), NUMBER_PAIRS, top=1)
     assert result.token_text.values.tolist() == ["subject", "rest"]
     assert result.stream.sel(step="embed").values == pytest.approx(np.array([[1, 0], [1, 0]]), abs=1e-5)
+    assert token_place(result, 0) == "subject"  # a span has no position
     last = result.stream.sel(step="L5.resid_post").values
     assert last == pytest.approx(np.array([[0, 1], [0, 1]]), abs=1e-5)
 

@@ -62,7 +62,7 @@ class CircuitRuns:
         }
         heads, projections = self.frozen.view.layer_heads[layer], dict[Stream, Projections]()
         for chunk in self._chunks(list(dict.fromkeys(streams.values()))):
-            points = self.frozen.run([self._written(stream) for stream in chunk], [layer])[0][layer]
+            points = self.frozen.read_points([self._written(stream) for stream in chunk], layer)
             projections |= {stream: project(heads, x) for stream, x in zip(chunk, points, strict=True)}
         for part in missing:
             read = [

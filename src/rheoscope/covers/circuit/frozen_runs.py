@@ -71,6 +71,20 @@ class FrozenRuns:
         by_row = {layer: x.unflatten(0, (n_rows, -1)) for layer, x in points.items()}
         return by_row, log_probs.unflatten(0, (n_rows, -1))
 
+    def read_points(self, rows: Sequence[Written], layer: int) -> Float[Tensor, "c p n d"]:
+        """The points that the heads of one layer read, for every row. Nothing behind them is computed."""
+        embed = self._rows(rows, EMBED, self.written(EMBED))
+        if layer == 0:
+            return embed.unflatten(0, (len(rows), -1))
+        label = str(self.base.steps[self.base.input_steps[layer]])
+        hooks: dict[str, Any] = {str(self.base.steps[0]): lambda x: embed.to(x), label: _stop_with}
+        edits = {earlier: self._frozen_edit(rows, earlier) for earlier in range(layer)}
+        try:
+            self.batch.model.run_batch(self.base.ids.repeat(len(rows), 1), edit=edits, hooks=hooks)
+        except _ReadPoints as stop:
+            return stop.points.unflatten(0, (len(rows), -1))
+        raise AssertionError(f"no module reads {label}")
+
     def _frozen_edit(self, rows: Sequence[Written], layer: int) -> LayerEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, out: Tensor) -> Tensor:
             heads = [self._rows(rows, Node(layer, head), self.outputs[layer][:, head]) for head in range(out.shape[1])]
@@ -81,6 +95,18 @@ class FrozenRuns:
     def _rows(self, rows: Sequence[Written], node: Node, base: Float[Tensor, "p n w"]) -> Float[Tensor, "b n w"]:
         """What a node writes in every row: the row's own, or that of the base texts."""
         return torch.cat([row.get(node, base).to(base) for row in rows])
+
+
+class _ReadPoints(Exception):
+    """Ends a run whose remaining layers nobody reads."""
+
+    def __init__(self, points: Float[Tensor, "b n d"]) -> None:
+        super().__init__()
+        self.points = points
+
+
+def _stop_with(x: Tensor) -> Tensor:
+    raise _ReadPoints(x)
 
 
 def _record(points: dict[int, Tensor], layer: int, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rheoscope.covers.patch.pairs import REST
 from rheoscope.messages.message import Message, Verbatim
 from rheoscope.messages.numbers import format_fixed, format_percent
 from rheoscope.picture.blocks import Block, Cell, Lines, Table
@@ -103,9 +104,12 @@ def through_sentence(dataset: "xarray.Dataset") -> Message:
     )
 
 
-def token_place(dataset: "xarray.Dataset", index: int) -> Message:
+def token_place(dataset: "xarray.Dataset", index: int) -> str:
     """A token and its position, or the name of a span."""
-    return Message("{token} at {position}", token=display_token(str(dataset.token_text.values[index])), position=index)
+    names = list(map(str, dataset.token_text.values))
+    if names[-1] == REST:
+        return Verbatim(names[index])
+    return Message("{token} at {position}", token=display_token(names[index]), position=index)
 
 
 def stream_table(dataset: "xarray.Dataset") -> Table:
