@@ -115,12 +115,18 @@ def test_a_pair_has_two_clouds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_stores_and_reads_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_claims(monkeypatch, "symmetry")
     network("llama").save_pretrained(tmp_path / "tiny")
+    network("bert").save_pretrained(tmp_path / "reader")
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in TEXTS))
     stored = run_rheoscope("atlas", "tiny", "--texts", "texts.jsonl", "--store", "cards", cwd=tmp_path)
     assert stored.status == 0, stored.err
     result = read_entry(tmp_path / "cards" / "tiny.json")
     assert (result.model, result.clouds.n_texts.item()) == ("tiny", len(TEXTS))
     assert result.command == "rheoscope atlas tiny --texts texts.jsonl --draws 40 --untrained 8 --store atlas"
+    few_claims(monkeypatch, "symmetry", "relation")
+    arguments = str(tmp_path / "reader"), "--texts", "texts.jsonl", "--store", "cards"
+    assert run_rheoscope("atlas", *arguments, cwd=tmp_path).status == 0
+    assert "reader has no unembedding" in (tmp_path / "cards" / "reader.json").read_text()
+    assert str(tmp_path) not in (tmp_path / "cards" / "reader.json").read_text()
     again = run_rheoscope("atlas", "cards/tiny.json", cwd=tmp_path)
     assert again.status == 0, again.err
     assert "tiny" in again.words

@@ -1,7 +1,7 @@
 """An entry of the atlas: the card of a model, curves over its layers and numbers of its heads, stored as one small file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def atlas_entry(
         heads.append(cloud_heads.assign(**{CLOUD: cloud.side}))
     kept_card = result.drop_vars([name for name in LEFT_OUT if name in result])
     name = entry_name(model)
-    kept_card.attrs["model"] = name
+    kept_card.attrs = without_path(kept_card.attrs, model.view.name, name) | {"model": name}
     tables = pd.DataFrame(facts), pd.concat(curves, ignore_index=True), pd.concat(heads, ignore_index=True)
     return AtlasEntry(name, command, kept_card, *tables)
 
@@ -111,6 +111,15 @@ def atlas_entry(
 def entry_name(model: RunnableModel) -> str:
     """The name of a model in the atlas, which is also that of its file: a directory without its path, `default` for the default model."""
     return "default" if model.view.name == DEFAULT_MODEL else Path(model.view.name).name
+
+
+def without_path(attributes: Mapping[str, Any], path: str, name: str) -> dict[str, Any]:
+    """Attributes whose sentences have the name of a model instead of its directory, so that a stored entry names no folder.
+
+    >>> without_path({"skipped rest": "/home/me/bert has no MLP", "draws": 40}, "/home/me/bert", "bert")
+    {'skipped rest': 'bert has no MLP', 'draws': 40}
+    """
+    return {key: value.replace(path, name) if isinstance(value, str) else value for key, value in attributes.items()}
 
 
 def cloud_facts(cloud: CardCloud, batches: Sequence[Traces]) -> dict[str, Any]:
