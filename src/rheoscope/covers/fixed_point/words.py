@@ -28,7 +28,7 @@ def main_sentence(dataset: "xarray.Dataset") -> Message:
     """How far a layer moves the cloud, and whether repetition brings it to rest."""
     repeated = dataset.repeated_rotation_angle.isel(application=-1)
     return Message(
-        "The median layer moves the cloud by {residual} of its norm; after {n} applications directions still turn by {angle} rad.",
+        "In the median, a layer moves the cloud by {residual} of its norm; application {n} turns directions by {angle} rad.",
         residual=format_percent(median_of(dataset.residual)),
         n=int(dataset.application[-1]),
         angle=format_number(median_of(repeated)),
