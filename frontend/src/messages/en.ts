@@ -307,7 +307,6 @@ export const en = {
   circuit_v: 'into values (F)',
   circuit_logits: 'to the logits',
   circuit_edge: 'the circuit loses {loss} without it, the edge alone restores {effect}',
-  circuit_null: 'The circuit alone restores {faithfulness} of the difference. {n} random circuits with as many edges restore {low} to {high}.',
   circuit_help: 'The width of an edge is what the circuit loses without it. A dashed edge works against the difference. Click a head to select it.',
   edges: 'edges',
   alluvial: 'How clusters merge and split',
