@@ -105,6 +105,8 @@ def page_text(entries: Sequence[AtlasEntry]) -> str:
         f"{max(entry.clouds.parameters.max() for entry in entries) / 1e6:,.0f} million parameters.\n"
         "- The passages are short, about 100 tokens. Effects of long contexts are not measured.\n"
         "- Models differ in size, data, task and family at once, so the atlas shows that they differ and not why.\n"
+        "- A property that goes with an answer is a candidate and no cause. The bidirectional models have their norms after the sublayers, "
+        "and two of them read reactions.\n"
         "- A comparison with a published finding uses our definitions, which are stated below each table.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
