@@ -12,8 +12,9 @@ from scipy.stats import spearmanr
 
 from rheoscope.covers import distance_recovery
 from rheoscope.covers.distance_recovery import TEXTS_PER_GROUP, images_from_cpu
-from rheoscope.covers.distortion.analysis import IMAGES, OperatorImage
+from rheoscope.covers.distortion.analysis import IMAGES
 from rheoscope.covers.distortion.claims import measure as deformation
+from rheoscope.covers.operator_images import OperatorImage
 from rheoscope.covers.stack.claims import measure as recovery
 from rheoscope.space.claim import ClaimSample, Measured
 from rheoscope.space.head import Heads

@@ -66,7 +66,8 @@ def map_layer_inputs(
         return function(read_layer(trace, layer, positions))
 
     layers = range(view.layers)
-    results = map_on_cores(apply, layers, view.layers_at_once) if not trace.points.is_cuda else map(apply, layers)
+    on_cpu = trace.points.device.type == "cpu"
+    results = map_on_cores(apply, layers, view.layers_at_once) if on_cpu else map(apply, layers)
     tick(0, view.layers)
     for layer, result in enumerate(results):
         tick(layer + 1, view.layers)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rheoscope.covers.cloud_comparison import (
@@ -17,8 +17,8 @@ from rheoscope.covers.image_geometry import batch_preservation
 from rheoscope.covers.sorted_comparison import SortedReference, compare_sorted, make_buffers, sorted_reference
 from rheoscope.space.cpu_cores import map_on_cores
 
-PAIRS_IN_CACHE = 2**17
-"""The number of pairs that are sorted at once: 1 MiB in float64."""
+PAIRS_IN_CACHE = 2**18
+"""The number of pairs that are sorted at once: 2 MiB in float64."""
 
 
 def preservation(reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbours: int) -> Float[Tensor, "*t 6"]:
@@ -28,13 +28,26 @@ def preservation(reference: Geometry, clouds: Float[Tensor, "*t n e"], n_neighbo
         is_included = torch.ones_like(reference.rows, dtype=torch.bool)[None]
         scores = batch_preservation(reference.x[None], is_included, images[None], n_neighbours)[0]
     else:
-        prepared = None if clouds.is_cuda else sorted_reference(reference, n_neighbours)
+        prepared = sorted_reference(reference, n_neighbours) if clouds.device.type == "cpu" else None
         scores = (
             plain_preservation(reference, images, n_neighbours)
             if prepared is None
             else sorted_preservation(prepared, images)
         )
     return scores.unflatten(0, clouds.shape[:-2])
+
+
+def text_preservation(
+    clouds: Float[Tensor, "b n d"],
+    is_included: Bool[Tensor, "b n"],
+    images: Float[Tensor, "b c n e"],
+    n_neighbours: int,
+) -> Float[Tensor, "b c 6"]:
+    """How well each image preserves the cloud of its text: many texts at once on a GPU, one after the other on a CPU."""
+    if clouds.device.type != "cpu":
+        return batch_preservation(clouds, is_included, images, n_neighbours)
+    texts = zip(clouds, is_included, images, strict=True)
+    return torch.stack([preservation(geometry(x[mask]), y[:, mask], n_neighbours) for x, mask, y in texts])
 
 
 def plain_preservation(reference: Geometry, images: Float[Tensor, "c n e"], n_neighbours: int) -> Float[Tensor, "c 6"]:

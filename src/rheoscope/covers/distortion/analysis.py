@@ -15,7 +15,6 @@ from rheoscope.covers.cloud_comparison import (
     geometry,
 )
 from rheoscope.covers.distortion.fields import FIELDS
-from rheoscope.covers.image_geometry import batch_preservation
 from rheoscope.covers.layer_inputs import (
     LayerInput,
     included_positions,
@@ -24,7 +23,7 @@ from rheoscope.covers.layer_inputs import (
     read_batch_layers,
 )
 from rheoscope.covers.operator_images import OperatorImage, images_of_heads
-from rheoscope.covers.preservation import preservation, preservation_with_error
+from rheoscope.covers.preservation import preservation, preservation_with_error, text_preservation
 from rheoscope.covers.rotated_heads import mismatch_null, random_head_rotations
 from rheoscope.messages.advice import use
 from rheoscope.messages.message import Message
@@ -221,7 +220,7 @@ def image_scores(
 ) -> dict[str, Float[Tensor, "b h image"]]:
     """How well the images of every head, and q, k and v themselves (`…_raw`), preserve the geometry of the cloud."""
     clouds = [*images, *vectors]
-    scores = per_head(batch_preservation(cloud, is_included, join_images(clouds), n_neighbours), clouds)
+    scores = per_head(text_preservation(cloud, is_included, join_images(clouds), n_neighbours), clouds)
     parts = zip(("", "_raw"), scores.split(len(images), 2), strict=True)
     return {
         f"{name}{suffix}": x

@@ -91,9 +91,8 @@ def readout(
     _check_settings(target, log_probs.shape[-1], tokens_before)
     contributions, earlier_positions = attribution(trace, token, target, features), sample_earlier_positions(token)
     end_points, shown_positions = layer_ends(trace.steps), list(range(max(0, token - tokens_before), token + 1))
-    values = kernel(log_probs, torch.tensor(target, device=log_probs.device), top) | likeliest_tokens(
-        trace, end_points, shown_positions
-    )
+    values = kernel(log_probs, torch.tensor(target, device=log_probs.device), top)
+    values |= with_last_token(likeliest_tokens(trace, end_points, shown_positions[:-1]), log_probs[end_points])
     values |= {"logit": logits[-1, target], "logit_above_mean": logits[-1, target] - logits[-1].mean()}
     if contributions:
         values["attribution"] = torch.stack(list(contributions.values()))
@@ -195,6 +194,17 @@ def likeliest_tokens(trace: Trace, end_points: list[int], positions: list[int]) 
     best = _likeliest(trace.view, trace.points[torch.tensor(end_points)[:, None], positions].flatten(0, 1))
     shape = (len(end_points), len(positions))
     return {"predicted_token": best.indices.reshape(shape), "predicted_probability": best.values.reshape(shape)}
+
+
+def with_last_token(
+    earlier: dict[str, Tensor], log_probs: Float[Tensor, "end vocabulary"]
+) -> dict[str, Float[Tensor, "end n"] | Int[Tensor, "end n"]]:
+    """`likeliest_tokens` of earlier positions and of one more, whose log probabilities are known."""
+    last = log_probs.max(-1, keepdim=True)
+    return {
+        "predicted_token": torch.cat([earlier["predicted_token"], last.indices], -1),
+        "predicted_probability": torch.cat([earlier["predicted_probability"], last.values.exp()], -1),
+    }
 
 
 class LikeliestTokens(NamedTuple):
