@@ -1,7 +1,7 @@
 """The training monitor: its cost, its effect on the weights, its alarms on runs that fail, and none on healthy runs.
 
     python benchmarks/training_monitor.py                 everything; an hour on a shared core (--quick: a third of the runs)
-    python benchmarks/training_monitor.py --part healthy  one part: cost, gpu_cost, equal, healthy, failures, planted or rules
+    python benchmarks/training_monitor.py --part healthy  one part: cost, gpu_cost, equal, healthy, high_rate, failures, planted or rules
 
 The rules were set on `RULE_RUNS`, whose extreme values the part `rules` prints. Earlier sets of healthy and
 failing runs, with seeds below 400, set them too. The parts `healthy` and `failures` have seeds from 400 on.
@@ -82,7 +82,18 @@ def rules(effort: str) -> Iterator[Row]:
 
 def healthy(effort: str) -> Iterator[Row]:
     """The alarms of runs that were not used to set the rules."""
-    for run in healthy_runs(400, {"full": 20, "quick": 7, "smallest": 1}[effort], 600):
+    yield from alarms_of(healthy_runs(400, {"full": 20, "quick": 7, "smallest": 1}[effort], 600), effort)
+
+
+def high_rate(effort: str) -> Iterator[Row]:
+    """The alarms of other healthy runs at a learning rate of .005, at which heads that learn to copy become very sharp."""
+    runs = healthy_runs(800, {"full": 20, "quick": 7, "smallest": 1}[effort], 600)
+    yield from alarms_of([replace(run, rate=5e-3) for run in runs], effort)
+
+
+def alarms_of(runs: Sequence[Run], effort: str) -> Iterator[Row]:
+    """The alarms of some runs, with their first and last losses."""
+    for run in runs:
         outcome = monitored(short(run, effort))
         losses = list(outcome.losses.values())
         yield describe(run) | {
@@ -195,7 +206,7 @@ def check_and_step(layers: int, heads: int, width: int, batch: int, context: int
 
 
 PARTS: dict[str, Callable[[str], Iterator[Row]]] = {
-    function.__name__: function for function in (cost, gpu_cost, equal, planted, healthy, failures, rules)
+    function.__name__: function for function in (cost, gpu_cost, equal, planted, healthy, high_rate, failures, rules)
 }
 
 

@@ -73,7 +73,8 @@ def search_circuit(batches: Sequence[PairBatch], settings: SearchSettings) -> Se
     metrics = torch.cat([batch.metrics for batch in batches], 1)
     effects = [PathEffects.both_directions(batch) for batch in batches]
     n_senders = 1 + view.layers * view.heads
-    advance = count_steps(len(batches) * 2 * (n_senders + 3 * tries) + settings.edges + settings.draws)
+    n_removals = settings.edges * (settings.edges + 1) // 2
+    advance = count_steps(len(batches) * 2 * (n_senders + 3 * tries) + n_removals + settings.draws)
     estimates = join_changes(batches, [[paths.estimates(advance) for paths in both] for both in effects])
     compositions = composition_ranking(view)
     texts = [trace for batch in batches for trace in batch.clean][:MAX_SCORED_TEXTS]
@@ -140,7 +141,8 @@ def prune(
         retained, *without = kept_metrics(runs, [circuit, *smaller]).sum(1)
         losses = (torch.stack([retained - metric for metric in without]) / total).abs()
         weakest = int(losses.argmin())
-        advance()
+        for _ in smaller:
+            advance()
         if losses[weakest] >= min_effect:
             return circuit
         circuit = smaller[weakest]
