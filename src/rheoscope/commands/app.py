@@ -111,7 +111,7 @@ app.command("doctor", rich_help_panel=MACHINE)(doctor)
 
 GARBAGE_THRESHOLD = 100_000
 """New objects between two searches for reference cycles. Imports create half a million, and a search over all of them takes as
-long as an analysis. Edited operators are in cycles: at a threshold of a million, 15 GB of them waited in the card of a 2 GB model."""
+long as an analysis. What a cycle refers to takes memory until then: at a threshold of a million, all untrained models of a card did."""
 
 
 def main() -> None:
