@@ -281,7 +281,7 @@ export const en = {
   spectrum_before: '{name} before',
   compare_pick: 'Choose what to compare with: the untrained control, a model or checkpoint, or another text. Or edit a head.',
   compare_next: 'Next token on both sides',
-  compare_next_sentence: '{first_side}: {first} ({first_percent} %). {second_side}: {second} ({second_percent} %).',
+  compare_next_sentence: '{first_side}: {first} ({first_percent} %); {second_side}: {second} ({second_percent} %).',
   compare_clouds: 'Both clouds, one camera',
   compare_axes_shared: 'Both clouds are on the same axes and at the same scale. Drag one, and both rotate.',
   compare_axes_matched: 'These models have no common space. Each cloud is on its own axes, and the first one is rotated to match the second. Drag one, and both rotate.',
