@@ -13,11 +13,12 @@ it('prefers a significant finding', () => {
   expect(resultSentence(result, texts, finding('energy'), story)).toBe('Tokens sink')
 })
 
-it('takes the line of the story without a finding of this analysis', () => {
-  expect(resultSentence(result, texts, finding('scores'), story)).toBe('Movement: to the sea.')
-  expect(resultSentence(result, texts, null, story)).toBe('Movement: to the sea.')
+it('takes the sentence of the result without a finding of this analysis', () => {
+  expect(resultSentence(result, texts, finding('scores'), story)).toBe('2 heads are gradient-like.')
+  expect(resultSentence(result, texts, null, {})).toBe('2 heads are gradient-like.')
 })
 
-it('takes the sentence of the result for a text without findings and story', () => {
-  expect(resultSentence(result, texts, null, {})).toBe('2 heads are gradient-like.')
+it('takes the line of the story for a result without a sentence', () => {
+  expect(resultSentence({ ...result, sentence: '' }, texts, null, story)).toBe('Movement: to the sea.')
+  expect(resultSentence({ ...result, sentence: '' }, texts, null, {})).toBe('')
 })
