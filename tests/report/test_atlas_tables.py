@@ -15,8 +15,8 @@ import rheoscope as rs
 from rheoscope.catalogue import all_claims, published_findings
 from rheoscope.report.atlas_entry import AtlasEntry
 from rheoscope.report.atlas_pictures import curves_picture, heads_picture
-from rheoscope.report.atlas_sizes import size_trends
-from rheoscope.report.atlas_summary import summary_blocks
+from rheoscope.report.atlas_sizes import SizeTrend, size_trends
+from rheoscope.report.atlas_summary import size_lines, summary_blocks
 from rheoscope.report.atlas_tables import (
     CloudTraits,
     atlas_tables,
@@ -220,6 +220,12 @@ def test_size_is_a_rank_correlation_over_models() -> None:
     assert size_trends(rs.atlas(cards[:5]), traits_by_name) == []
     (line,) = common(cards, **traits_by_name)["What goes with size"]
     assert line.endswith("have rank correlation +1.00 over 6 models (adjusted p 0.000)")
+
+
+def test_the_largest_correlation_with_size_is_named_if_none_is_clear() -> None:
+    weak, strong = (SizeTrend(all_claims()[0], rho, 6, 1.0) for rho in (-0.03, -0.6))
+    (line,) = size_lines([weak, strong])
+    assert "the largest correlation -0.60 over 6 models, adjusted p 1.00" in line
 
 
 # Published findings

@@ -163,15 +163,15 @@ def size_lines(trends: Sequence[SizeTrend]) -> list[Message]:
     """The claims whose effects rise or fall with the number of parameters."""
     clear = [trend for trend in trends if trend.p_value < CLEAR_P]
     if trends and not clear:
-        smallest = min(trends, key=lambda trend: trend.p_value)
+        largest = max(trends, key=lambda trend: abs(trend.rho))
         return [
             Message(
                 "No effect rises or falls reliably with the number of parameters: {n} claims, the largest correlation {rho} "
                 "over {models} models, adjusted p {p}",
                 n=len(trends),
-                rho=f"{smallest.rho:+.2f}",
-                models=smallest.n_models,
-                p=f"{smallest.p_value:.2f}",
+                rho=f"{largest.rho:+.2f}",
+                models=largest.n_models,
+                p=f"{largest.p_value:.2f}",
             )
         ]
     return [
