@@ -126,8 +126,8 @@ def _claim_panel(claim: Claim, rows: "xarray.Dataset", has_legend: bool) -> Pane
             marks += interval_marks(row, y, tip)
     ends = [-0.6, len(names) - 0.4]
     limit = Message("smallest effect")
-    tip = "" if has_legend else limit
-    marks += [Line(limit, [side, side], ends, "null", "dashed", tip) for side in (-1.0, 1.0)]
+    tooltip = "" if has_legend else limit
+    marks += [Line(limit, [side, side], ends, "null", "dashed", tooltip) for side in (-1.0, 1.0)]
     return Panel(
         claim.statement,
         claim.parts[-1].statistic,

@@ -109,9 +109,10 @@ def cloud_traits(entries: Sequence[AtlasEntry]) -> dict[str, CloudTraits]:
     """The traits of every cloud by its name."""
     return {
         name: CloudTraits(
-            entry.model,
-            *(bool(curves.facts[fact]) for fact in ("is_causal", "is_post_norm")),
-            int(curves.facts["parameters"]),
+            model=entry.model,
+            is_causal=bool(curves.facts["is_causal"]),
+            is_post_norm=bool(curves.facts["is_post_norm"]),
+            parameters=int(curves.facts["parameters"]),
         )
         for entry in entries
         for name, curves in cloud_curves(entry).items()
