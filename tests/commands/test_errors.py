@@ -37,7 +37,7 @@ def with_model_paths(arguments: list[str], models: Path) -> list[str]:
             "recipe digits generates its own data, got the file file.txt",
         ),
         (["race", "run", "tiny", "--mechanisms", "tied", "--out", "run"], 1, "recipe tiny learns from files, got none"),
-        (["generate", "-m", "nowhere", "a"], 1, "there is no directory nowhere"),
+        (["generate", "-m", "./nowhere", "a"], 1, "there is no directory ./nowhere"),
         (["dynamics", "heet"], 1, "unknown experiment 'heet', expected one of heat; type rheoscope dynamics heat"),
         (["dynamics"], 2, "got no experiment; type rheoscope dynamics --list"),
         (["flow", "two words", "--model", "./nowhere"], 1, "there is no directory ./nowhere"),

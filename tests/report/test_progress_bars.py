@@ -84,4 +84,4 @@ def test_progress_goes_only_to_the_listener() -> None:
     with listen(lambda done, total: calls.append((done, total))):
         rs.stack(trace, draws=0)
     rs.stack(trace, draws=0)
-    assert calls == [(0, 3), (1, 3), (2, 3)]
+    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
