@@ -19,7 +19,7 @@ from rheoscope.space.masked_means import centre_points
 from rheoscope.space.operator import Factored
 from rheoscope.space.pair_distances import centred_inner_products, distance_from_products
 from rheoscope.space.traces import Traces
-from rheoscope.statistics.ranks import sorted_rank_correlations, unit_ranks
+from rheoscope.statistics.ranks import rank_correlations, unit_ranks
 
 MIN_TOKENS = 4
 """Texts with fewer tokens that are not massive have no value."""
@@ -137,7 +137,7 @@ def image_correlations(
 
     def correlations(images: Float[Tensor, "*t n e"]) -> Float[Tensor, "*t"]:
         if images.device.type == "cpu" and images.dtype == torch.float32 and bool(usable.all()) and len(usable) == 1:
-            return sorted_rank_correlations(pair_distances(images), cloud_ranks[0])
+            return rank_correlations(pair_distances(images), cloud_ranks[0])
         inner_shape = (len(usable), *(1 for _ in images.shape[1:-2]), -1)
         ranks = unit_ranks(pair_distances(images).double(), usable.reshape(inner_shape))
         return (ranks * cloud_ranks.reshape(inner_shape)).sum(-1)

@@ -86,16 +86,18 @@ def unit_ranks(x: Float[Tensor, "*t n"], usable: Bool[Tensor, "*#m n"] | None = 
 def rank_correlations(x: Float[Tensor, "*t n"], reference_ranks: Float[Tensor, " n"]) -> Float[Tensor, "*t"]:
     """Spearman's correlation of every row with a reference of these `unit_ranks`; 0 for a row whose entries are all equal.
 
-    It equals `unit_ranks(x) @ reference_ranks`. On a CPU the ranks of a row without ties are not written down: its order sorts
-    the reference instead.
+    It equals `unit_ranks(x.double()) @ reference_ranks`. On a CPU ranks are not written down: the order of a row sorts the
+    reference instead.
 
     >>> reference_ranks = unit_ranks(torch.tensor([1.0, 2.0, 3.0]).double())
     >>> rank_correlations(torch.tensor([[1.0, 8.0, 9.0], [9.0, 8.0, 7.0]]).double(), reference_ranks).round(decimals=3).tolist()
     [1.0, -1.0]
     """
-    if x.device.type != "cpu" or x.dtype != torch.float64 or x.shape[-1] < 2:
-        return unit_ranks(x) @ reference_ranks
-    rows, n = x.reshape(-1, x.shape[-1]), x.shape[-1]
+    if x.device.type != "cpu" or x.shape[-1] < 2:
+        return unit_ranks(x.double()) @ reference_ranks
+    if x.dtype == torch.float32:
+        return _float32_rank_correlations(x, reference_ranks)
+    rows, n = x.double().reshape(-1, x.shape[-1]), x.shape[-1]
     ranks = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
     sorted_ranks = ranks / ranks.norm()
     chunks = [
@@ -129,15 +131,12 @@ def spearman(
     return (unit_ranks(a, usable) * unit_ranks(b, usable)).sum(-1)
 
 
-def sorted_rank_correlations(x: Float[Tensor, "*t n"], reference: Float[Tensor, " n"]) -> Float[Tensor, "*t"]:
-    """Spearman's correlation of every float32 row on a CPU with one row of ranks of length 1: `unit_ranks(x) @ reference`.
+def _float32_rank_correlations(x: Float[Tensor, "*t n"], reference: Float[Tensor, " n"]) -> Float[Tensor, "*t"]:
+    """`rank_correlations` of float32 rows on a CPU, whose bits and indices fit into one integer, so nothing is rounded.
 
     **Formula** With the reference c in the order of x, the numerator is Σ p c_(p) over places p. Entries of a run of ties have their mean
     place, so a run adds Σ (mean − p) c_(p) and takes (m³ − m)/12 from the squared length (n³ − n)/12. Ranks are never put back in the
     order of x, which takes twice as long as to sort them. Ties are those of `centred_ranks` for float64.
-
-    >>> round(float(sorted_rank_correlations(torch.tensor([1.0, 2.0, 2.0]), unit_ranks(torch.tensor([1.0, 3.0, 2.0])))), 3)
-    0.866
     """
     n, shape = x.shape[-1], x.shape[:-1]
     bits = x.detach().contiguous().numpy().reshape(-1, n).view(np.int32)
